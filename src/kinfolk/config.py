@@ -42,6 +42,7 @@ TYPES: dict[str, dict[str, str]] = {
     "model": {
         "with_features": "kinfolk.nn.task_networks",
         "with_head": "kinfolk.nn.task_heads",
+        "with_views": "kinfolk.nn.views",
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
     },
     "task_network": {
@@ -74,6 +75,8 @@ TYPES: dict[str, dict[str, str]] = {
         "bare": "kinfolk.tasks.formulations.head",
         "cloze": "kinfolk.tasks.formulations.scoring",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
+        "cross_view_tags": "kinfolk.tasks.formulations.cross_view",
+        "cross_view_texts": "kinfolk.tasks.formulations.cross_view",
         "feature_classifier": "kinfolk.tasks.formulations.features",
         "feature_reader": "kinfolk.tasks.formulations.feature_reader",
         "feature_tagger": "kinfolk.tasks.formulations.features",
@@ -84,7 +87,10 @@ TYPES: dict[str, dict[str, str]] = {
         "token_head": "kinfolk.tasks.formulations.head",
         "transformed": "kinfolk.tasks.formulations.head",
     },
-    "file": {"labelled_file": "kinfolk.tasks.dataset"},
+    "file": {
+        "labelled_file": "kinfolk.tasks.dataset",
+        "unlabelled_text": "kinfolk.tasks.unlabelled",
+    },
     "": {  # fields of the others
         "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
@@ -93,6 +99,7 @@ TYPES: dict[str, dict[str, str]] = {
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
+        "task_views": "kinfolk.nn.views",
     },
 }
 IN_RECIPE = ("train", "finetune", "model", "objective")  # groups that are fields of a recipe

@@ -515,6 +515,15 @@ MISTAKES = [
     ("finetune {bert} --train {labels} -o {new} --batch 0", "--batch=0: it must be at least 1"),
     ("finetune {bert} --train {labels} -o {new} --length 100000000000", "--length"),
     ("finetune brt --train {labels} -o {new}", "did you mean bert"),
+    (
+        "finetune cvt/nano --train {labels} --unlabelled {tmp}/none -o {new}",
+        "no such file: {tmp}/none",
+    ),
+    (
+        "finetune cvt/nano --train {labels} --unlabelled {corpus} -o {new}",
+        "{corpus} is a folder: give --unlabelled the text files themselves",
+    ),
+    ("pretrain cvt/nano --corpus {corpus} -o {new}", "cvt has no pretraining: train it on"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 2147483648", "--workers"),
     (
         "prepare {text} --tokenizer {tok} -o {new} --holdout nan",

@@ -26,6 +26,7 @@ FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
 DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 BATCH_NUMBERS = 1 << 20  # read at once
+BATCH_DOCUMENTS = 1 << 16  # whose bounds are read at once
 # The fields of corpus.json that are read, and their types.
 METADATA: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("version", "documents", "sentences", "tokens", "bytes", "vocab"), (int,)),
@@ -118,6 +119,41 @@ class Corpus:
     def document(self, i: int) -> IntArray:
         """Return the tokens of one document."""
         return self.ids(self.starts[i], self.starts[i + 1])
+
+    def blocks(self, documents: int | None = None) -> Iterator[tuple[npt.NDArray[Any], IntArray]]:
+        """Yield the tokens of the first documents, all by default, and where documents end in them.
+
+        Files are read part by part, not mapped: memory does not grow with the corpus.
+        """
+        stop = self.documents if documents is None else documents
+        for first in range(0, stop, BATCH_DOCUMENTS):
+            bounds = self._bounds(first, min(first + BATCH_DOCUMENTS, stop))
+            done, ends = 0, bounds[1:]
+            for start in range(bounds[0], max(bounds[-1], bounds[0] + 1), BATCH_NUMBERS):
+                until = min(start + BATCH_NUMBERS, bounds[-1])
+                last = int(np.searchsorted(ends, until, "right"))
+                yield (
+                    self._read("tokens.bin", self._ids.dtype, start, until),
+                    ends[done:last] - start,
+                )
+                done = last
+
+    def _bounds(self, first: int, last: int) -> IntArray:
+        """Return the start of each document from the first, and the end of the last before."""
+        sentences = len(self._sequence_pointers)
+        begins = HEADER.size + 4 * sentences
+        index = self._read("tokens.idx", np.int64, first, last + 1, begins + 8 * sentences)
+        pointers = self._read("tokens.idx", np.int64, index[0], index[-1] + 1, begins)
+        inside = index < sentences
+        bounds = np.full(len(index), self.tokens)
+        bounds[inside] = pointers[index[inside] - index[0]] // self._ids.itemsize
+        return bounds
+
+    def _read(
+        self, name: str, type: npt.DTypeLike, start: int, stop: int, offset: int = 0
+    ) -> npt.NDArray[Any]:
+        offset += start * np.dtype(type).itemsize
+        return np.fromfile(self.folder / name, type, max(stop - start, 0), offset=offset)
 
     def sentences(self, start: int, stop: int) -> IntArray:
         """Return the lengths of the sentences in a slice, cut to it."""

@@ -257,6 +257,7 @@ class Family:
             "generate": self.model.decoding is not None,
             "fill": self.model.can_fill,
             "export": self.hf is not None,
+            "cross_view": self.formulation == "cross_view",
         }
         return tuple(name for name, can in able.items() if can)
 
@@ -286,6 +287,10 @@ class Family:
 
     def objective(self, name: str | None = None) -> type[Any]:
         """Return an objective by its name; by default the first."""
+        if not self.objectives and self.formulation:
+            raise UserError(
+                f"{self.name} has no pretraining: train it on labelled rows with kinfolk finetune"
+            )
         if not self.objectives:
             raise UserError(
                 f"{self.name} is a baseline without a pretraining objective: choose a family that "

@@ -1,6 +1,7 @@
 """Model folders in Hugging Face's layout: config.json, generation_config.json, safetensors."""
 
 import json
+import shutil
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
 from kinfolk.files import CHECKSUMS, TRAINING_STATE, checksum_fault
+from kinfolk.hub.arpa import is_arpa, read_arpa
 from kinfolk.hub.detect import detect_family
 from kinfolk.hub.formats import (
     MODEL_TYPE_PREFIX,
@@ -22,8 +24,8 @@ from kinfolk.hub.formats import (
     head_from_architectures,
     refuse_unnamed_head,
 )
-from kinfolk.hub.importers import FOLDERS, find_checkpoint, read_checkpoint
-from kinfolk.hub.weights import SAFETENSORS, read_weights
+from kinfolk.hub.importers import FOLDERS, convert_folder, find_checkpoint, read_checkpoint
+from kinfolk.hub.weights import SAFETENSORS, read_object, read_weights
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
@@ -54,11 +56,10 @@ def save(
     _check_vocab(tokenizer, c.vocab_size, folder)
     special_tokens = tokenizer.special_tokens if tokenizer is not None else None
     state: dict[str, Tensor] = model.state_dict()
-    # Copies: parts of one tensor share memory, which safetensors does not allow.
-    tensors = {
-        name: tensor.to("cpu", copy=True).contiguous()
-        for name, tensor in format.parameters(c).to_hf(state).items()
-    }
+    tensors = format.parameters(c).to_hf(state)
+    if model.weights_file is None:
+        # Copies: parts of one tensor share memory, which safetensors does not allow.
+        tensors = {n: tensor.to("cpu", copy=True).contiguous() for n, tensor in tensors.items()}
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     config = format.to_config(c, special_tokens)
     configs = {"": config} | {name: make(c, config) for name, make in format.subfolders.items()}
@@ -69,7 +70,7 @@ def save(
         _write_folder(
             folder / subfolder,
             {"model_type": format.model_type, "dtype": dtype} | data,
-            weights,
+            model.weights_file or weights,
             generates=c.network.decoding is not None,
         )
         if tokenizer is not None:
@@ -92,9 +93,9 @@ def format_of(c: ModelConfig) -> Format:
 
 
 def _write_folder(
-    folder: Path, config: Mapping[str, Any], weights: dict[str, Tensor], *, generates: bool
+    folder: Path, config: Mapping[str, Any], weights: dict[str, Tensor] | Path, *, generates: bool
 ) -> None:
-    """Write the config and the weights of a network."""
+    """Write the config and the weights of a network, which may be a file."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", {k: v for k, v in config.items() if k != BAD_WORDS})
     if generates:
@@ -104,7 +105,10 @@ def _write_folder(
             folder / "generation_config.json",
             {name: config[name] for name in fields if config.get(name) is not None},
         )
-    save_file(weights, folder / SAFETENSORS, metadata={"format": "pt"})
+    if isinstance(weights, Path):
+        shutil.copyfile(weights, folder / SAFETENSORS)
+    else:
+        save_file(weights, folder / SAFETENSORS, metadata={"format": "pt"})
     # safetensors creates files that only the owner may read.
     (folder / SAFETENSORS).chmod((folder / "config.json").stat().st_mode)
 
@@ -112,8 +116,11 @@ def _write_folder(
 def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[LanguageModel, Tokenizer]:
     """Load the network and the tokenizer of a folder that kinfolk or transformers saved.
 
-    The tokenizer is the one of the folder where none is given.
+    The tokenizer is the one of the folder where none is given. An ARPA file of an n-gram model has
+    its own, unless one is given.
     """
+    if is_arpa(Path(folder)):
+        return read_arpa(Path(folder), tokenizer)
     model = load_model(folder)
     if tokenizer is None:
         path = Path(folder)
@@ -133,16 +140,19 @@ def bind_tokenizer(model: LanguageModel, tokenizer: Tokenizer) -> None:
 def load_model(folder: Path | str) -> LanguageModel:
     """Load the network of a folder, in float32 and evaluation mode."""
     path = Path(folder)
+    if is_arpa(path):
+        return read_arpa(path)[0]
     _check_checksums(path)
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         data, tensors = _foreign(path)
         format = _format(data, path)
-    elif (model_type := str((data := _config(path)).get("model_type"))) in FOLDERS:
-        data, tensors = FOLDERS[model_type](data, read_weights(path), path)
+    elif str((data := _config(path)).get("model_type")) in FOLDERS:
+        data, tensors = convert_folder(data, read_weights(path), path)
         format = _format(data, path)
     else:
         known = _format(data, path) if "model_type" in data else None
-        tensors = read_weights(path)
+        # In our own format every buffer has a name, those of integers too.
+        tensors = read_weights(path, integers=isinstance(known, Native))
         format = known or head_from_architectures(detect_family(data, tensors, path), data)
     subfolders = [name for name in format.subfolders if (path / name).is_dir()]
     data |= {name: _config(path / name) for name in subfolders}
@@ -220,7 +230,7 @@ def _config(path: Path) -> dict[str, Any]:
         raise UserError(f"folder {path} not found")
     if not (path / "config.json").is_file():
         raise UserError(f"{path} is not a model folder: it has no config.json")
-    return _read(path / "config.json")
+    return read_object(path / "config.json")
 
 
 def _format(data: Mapping[str, Any], path: Path) -> Format:
@@ -238,16 +248,6 @@ def _format(data: Mapping[str, Any], path: Path) -> Format:
             f"(supported: {', '.join(sorted([*known, *own]))})"
         )
     return head_from_architectures(hf, data)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({error}): copy or save it again") from error
-    if not isinstance(data, dict):
-        raise UserError(f"{file} must hold a JSON object: copy or save it again")
-    return data
 
 
 def _write(file: Path, data: Mapping[str, Any]) -> None:

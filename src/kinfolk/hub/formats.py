@@ -11,13 +11,18 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from kinfolk.config import TYPE, describe, from_fields, to_json, type_name
+from kinfolk.config import TYPE, describe, from_fields, from_json, to_json, type_name
 from kinfolk.errors import UserError
 from kinfolk.families.base import Family, HFHead, HuggingFace, json_field
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import ModelConfig, Pooling
-from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
+from kinfolk.nn.task_heads import (
+    FIXED_LABELS,
+    ModelWithHeadConfig,
+    TaskModelConfig,
+    pooling_of,
+)
 from kinfolk.nn.task_networks import ModelWithFeaturesConfig
 from kinfolk.text.tokenizer import SpecialTokens
 
@@ -194,10 +199,11 @@ class Native:
             values = to_json(c)
             del values["backbone"]
             return {**asdict(c.backbone), **ids, FEATURES: values}
-        if not isinstance(c, ModelWithHeadConfig):
+        if not isinstance(c, TaskModelConfig):
             return {**asdict(c), **ids}
-        head = asdict(c)
-        return {**head.pop("backbone"), **ids, "head": head}
+        head = asdict(c) if isinstance(c, ModelWithHeadConfig) else to_json(c)
+        del head["backbone"]
+        return {**asdict(c.backbone), **ids, "head": head}
 
     def from_config(self, data: Mapping[str, Any]) -> ModelConfig:
         """Return the config that a config.json describes."""
@@ -211,6 +217,8 @@ class Native:
             return backbone
         head = data["head"]
         json_field(dict).check(head, "config.json: head")
+        if TYPE in head:
+            return from_json({**head, "backbone": to_json(backbone)}, group="model")
         json_field(dict).check(head.get("pooling"), "config.json: head.pooling")
         pooling = {TYPE: type_name(Pooling), **head["pooling"]}
         values = {**head, "backbone": to_json(backbone), "pooling": pooling}
@@ -225,6 +233,11 @@ class Native:
             for name, module in model.named_modules()
             if isinstance(module, TokenEmbedding)
         }
+        # Tables that nothing changes are read from the file where they are needed.
+        mapped = c.network.gradient_free is not None
         return ParameterMap(
-            rules=[ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n)) for n in model.state_dict()]
+            rules=[
+                ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n), mapped=mapped)
+                for n in model.state_dict()
+            ]
         )

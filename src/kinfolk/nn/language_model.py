@@ -6,6 +6,7 @@ never probe for attributes.
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor, nn
@@ -156,6 +157,11 @@ class ModelConfig:
         return 0.0
 
     @property
+    def counting_steps(self) -> int | None:
+        """The steps of a run that counts; None for a network that is trained by gradients."""
+        return None
+
+    @property
     def init_std(self) -> float:
         """The standard deviation of initial weights."""
         return 0.02
@@ -175,6 +181,7 @@ class LanguageModel(nn.Module):
     architecture: Architecture
     decoding: Decoding | None = None  # None: it cannot generate
     can_fill: bool = False  # it predicts masked tokens or spans from both sides
+    gradient_free: str | None = None  # why it has no gradients; None: it is trained by them
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
     static_shapes: bool = True
@@ -189,6 +196,8 @@ class LanguageModel(nn.Module):
     random_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
+    # The file that the weights are mapped from, where it is copied to save the network.
+    weights_file: Path | None = None
 
     @property
     def pretrained(self) -> "LanguageModel":
@@ -244,6 +253,10 @@ class LanguageModel(nn.Module):
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits over the vocabulary, computed on demand."""
+        raise NotImplementedError
+
+    def fill_logits(self, ids: Tensor, position: int) -> Tensor:
+        """Return a score of every token at a position of a text, from both sides: (vocabulary,)."""
         raise NotImplementedError
 
     def check_lm_head(self) -> None:

@@ -67,6 +67,7 @@ class LoadedTokenizer:
     backend: tokenizers.Tokenizer
     settings: TokenizerConfig  # tokenizer_config.json, with a token for each role
     template: str | None = None  # a key of TEMPLATES
+    target: Path | None = None  # files of the tokenizer of targets, where it is another one
 
 
 def tokenizer_family(settings: TokenizerConfig, files: str, guess: str, file: Path) -> str:
@@ -181,6 +182,8 @@ BPE_FILES = (
 
 FAIRSEQ_FILE = "dict.txt"  # a token and its count on each line
 MARIAN_FILE = "source.spm"  # SentencePiece; vocab.json beside it has the ids of both languages
+MARIAN_TARGET_FILE = "target.spm"
+TARGET_FOLDER = "target_tokenizer"  # in folders of ours
 
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
@@ -201,7 +204,10 @@ def load_backend(path: Path) -> LoadedTokenizer:
     }
     file = _vocabulary_file(path)
     if file.name.endswith("tokenizer.json"):
-        return LoadedTokenizer(_load_tokenizer_json(file), settings)
+        target = file.with_name(TARGET_FOLDER)
+        return LoadedTokenizer(
+            _load_tokenizer_json(file), settings, target=target if target.is_dir() else None
+        )
     if file.suffix == ".model":
         loaded = _sentencepiece(file, settings)
     elif file.suffix == ".spm":
@@ -299,6 +305,13 @@ def join_chinese(decoder: decoders.Decoder) -> decoders.Decoder:
     chinese = f"[{HAN}\u3000-\u30ff\uff00-\uff65]"  # also kana, and punctuation of both
     space = decoders.Replace(Regex(f"(?<={chinese}) (?={chinese})"), "")
     return decoders.Sequence([decoder, decoders.Fuse(), space])
+
+
+def whitespace_words(model: models.WordLevel) -> tokenizers.Tokenizer:
+    """Return a tokenizer whose tokens are what stands between white space."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
 
 
 def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
@@ -482,7 +495,8 @@ def _marian(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     )
     loaded = with_special_tokens(backend, roles, "t5")
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in languages])
-    return loaded
+    target = file.with_name(MARIAN_TARGET_FILE)
+    return replace(loaded, target=target if file.name == MARIAN_FILE and target.is_file() else None)
 
 
 def _guess_family(model: sentencepiece.SentencePieceModel) -> str:

@@ -128,16 +128,31 @@ def glm_tokens(special_tokens: SpecialTokens) -> GLMTokens:
 
 
 class Tokenizer:
-    """A `tokenizers` tokenizer with the roles of its special tokens."""
+    """A `tokenizers` tokenizer with the roles of its special tokens.
+
+    Some translation models (Marian) split targets in another way than sources, into the same ids:
+    `target` is the tokenizer of targets, for other models the tokenizer itself.
+    """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, names: Mapping[str, str], *, length: int | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        names: Mapping[str, str],
+        *,
+        length: int | None = None,
+        target: "Tokenizer | None" = None,
     ) -> None:
         self._backend = backend
+        self._target = target
         self._names = dict(names)  # role to token
         self._length = length
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
         self.special_tokens = _special_tokens(backend, self._names)
+
+    @property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of targets."""
+        return self._target or self
 
     @cached_property
     def kind(self) -> str:
@@ -170,6 +185,8 @@ class Tokenizer:
         """The sha256 of everything that decides ids; the template is not included."""
         state = self.to_dict
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+        if self._target is not None:
+            deciding["target"] = self._target.fingerprint
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -282,6 +299,8 @@ class Tokenizer:
         backend.save(str(folder / "tokenizer.json"))
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        if self._target is not None:
+            self._target.save(folder / formats.TARGET_FOLDER, template=template, length=length)
 
     def _processor(self, template: str) -> processors.PostProcessor:
         if template not in TEMPLATES:
@@ -314,7 +333,8 @@ class Tokenizer:
         # Hugging Face writes 1e30 where there is no limit.
         limited = isinstance(length, int) and length < 1_000_000_000
         names = _role_names(loaded.backend, loaded.settings)
-        tokenizer = cls(loaded.backend, names, length=length if limited else None)
+        target = None if loaded.target is None else cls.load(loaded.target)
+        tokenizer = cls(loaded.backend, names, length=length if limited else None, target=target)
         if loaded.template is not None:
             loaded.backend.post_processor = tokenizer._processor(loaded.template)
         return tokenizer
@@ -336,7 +356,8 @@ class Tokenizer:
             f"{self.token_to_id(token)})",
             stacklevel=1,  # one place, so that a command prints it once
         )
-        return Tokenizer(self._backend, {**self._names, "eos": token}, length=self._length)
+        names = {**self._names, "eos": token}
+        return Tokenizer(self._backend, names, length=self._length, target=self._target)
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
@@ -359,11 +380,13 @@ class Tokenizer:
         return any(REPEATED.search(pattern) for pattern in found)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self._backend.to_str(), self._names, self._length)
+        return _unpickle, (self._backend.to_str(), self._names, self._length, self._target)
 
 
-def _unpickle(state: str, names: dict[str, str], length: int | None) -> Tokenizer:
-    return Tokenizer(tokenizers.Tokenizer.from_str(state), names, length=length)
+def _unpickle(
+    state: str, names: dict[str, str], length: int | None, target: Tokenizer | None
+) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(state), names, length=length, target=target)
 
 
 def _special_tokens(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> SpecialTokens:

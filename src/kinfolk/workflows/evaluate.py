@@ -40,7 +40,7 @@ from kinfolk.tasks.dataset import RowSource
 from kinfolk.tasks.task import EvaluationResult
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
-from kinfolk.workflows.baselines import ngram_of_corpus
+from kinfolk.workflows.baselines import document_nll, end_ids, ngram_of_corpus
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import Predictor, as_predictor, evaluate_rows, is_file
@@ -283,10 +283,11 @@ def measure_samples(
     if corpus is None:
         return diversity_scores(texts), None
     model, tokenizer = ngram_of_corpus(corpus)
+    ends = end_ids(Corpus.open(corpus))
     written = [
         np.array(ids, np.int64) for ids in tokenizer.encode_batch(texts, add_special_tokens=False)
     ]
-    scores = diversity_scores(texts, perplexity(model.counts, written))
+    scores = diversity_scores(texts, perplexity(document_nll(model, written, *ends)))
     held_out = CorpusShare(str(corpus)).held_out()
     if held_out is None:
         warnings.warn(
@@ -297,7 +298,7 @@ def measure_samples(
     length = max(1, round(sum(map(len, written)) / len(written)))
     real = sample_excerpts(held_out, len(texts), length)
     return scores, diversity_scores(
-        [tokenizer.decode(ids) for ids in real], perplexity(model.counts, real)
+        [tokenizer.decode(ids) for ids in real], perplexity(document_nll(model, real, *ends))
     )
 
 

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
 
 
-CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index")  # of the files that hub.importers reads
+# Of the files that hub.importers and hub.arpa read.
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index", ".arpa", ".arpa.gz")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # NAME or OWNER/NAME
 LOCAL_FOLDERS = ("runs", "models", "checkpoints")  # usual names of folders, which are no owners
 # Files that are downloaded: weights without code, configs and tokenizers.
 HUB_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*.model", "*.spm"),
-    *("tokenizer.json", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("*tokenizer.json", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
 )
 RESUME = "choose another -o, or resume it with --resume"
 
@@ -131,7 +132,7 @@ def download_model(name: Path | str, error: UserError) -> Path:
 
 def is_checkpoint_file(path: Path) -> bool:
     """Return whether a file has the suffix that other programs give to checkpoints."""
-    return path.suffix in CHECKPOINT_SUFFIXES and path.is_file()
+    return path.name.endswith(CHECKPOINT_SUFFIXES) and path.is_file()
 
 
 def find_model_folder(path: Path | str) -> Path:

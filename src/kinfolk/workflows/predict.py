@@ -267,7 +267,7 @@ def added_columns(
 ) -> list[str]:
     """Return the names of the columns that `predict` adds where no header names them."""
     is_table = spec.format == "table" and not file.is_json and not spec.header
-    if not is_table and spec.format not in ("label_lines", "text_lines"):
+    if not is_table and spec.format not in ("label_lines", "text_lines", "trees"):
         return []
     if predictor.task.output == "tags":
         return []

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.errors import UserError
 from kinfolk.families.cove import CoVeConfig
 
 LSTM_NAME = re.compile(r"(?:rnn\d?\.)?((?:weight|bias)_[ih]h)_l(\d+)((?:_reverse)?)")
@@ -30,23 +29,31 @@ def recognizes(values: Any) -> bool:
     )
 
 
-def convert(values: Mapping[str, Tensor], file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def state_dict(values: Any) -> Any:
+    """Return the tensors of a file."""
+    return values
+
+
+def convert(
+    theirs: Mapping[str, Tensor], values: Any, file: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return our config and tensors; without word vectors the vocabulary is one empty word."""
     tensors: dict[str, Tensor] = {}
-    for name, tensor in values.items():
+    for name, tensor in theirs.items():
         if match := LSTM_NAME.fullmatch(name):
             tensors[f"encoder.layers.{match[2]}.{match[1]}_l0{match[3]}"] = tensor
-    first = tensors.get("encoder.layers.0.weight_ih_l0")
-    if first is None or first.dim() != 2:
-        raise UserError(f"{file} has no weight_ih_l0 of the first layer: save the whole LSTM")
-    gates, embedding_size = first.shape
-    tensors["token_embeddings.weight"] = values.get(VECTORS, torch.zeros(1, embedding_size))
+    layers = {name.split(".")[2] for name in tensors}
+    gates, embedding_size = tensors["encoder.layers.0.weight_ih_l0"].shape
+    vectors = theirs.get(VECTORS, torch.zeros(1, embedding_size))
     config = CoVeConfig(
-        vocab_size=len(tensors["token_embeddings.weight"]),
+        vocab_size=len(vectors),
         embedding_size=embedding_size,
         hidden_size=gates // 2,  # four gates, two directions
-        num_layers=len({name.split(".")[2] for name in tensors if name.startswith("encoder.")}),
+        num_layers=len(layers),
         encoder_only=True,
         freeze_embeddings=True,
     )
-    return {"model_type": "kinfolk_cove", **asdict(config)}, tensors
+    return (
+        {"model_type": "kinfolk_cove", **asdict(config)},
+        {**tensors, "token_embeddings.weight": vectors},
+    )

@@ -33,7 +33,7 @@ class Instance:
     target: Any = None  # as the formulation encodes it; None where it is not known
     teacher_probs: Any = None  # soft targets of a teacher
     truncated_tokens: int = 0  # tokens of the row that were cut off
-    metadata: Any = None  # what decoding the prediction needs
+    metadata: Any = None  # what targets or decoding need
 
     @property
     def tokens(self) -> int:

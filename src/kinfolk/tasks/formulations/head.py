@@ -339,10 +339,11 @@ class TokenHead(LabelHead):
             tags = [self.task.label_id(tag) for tag in row.tags]
         instances = []
         for start, end in split_to_fit([len(word) for word in words], room):
-            # A single word may exceed the room.
-            example = self.example([word[:room] for word in words[start:end]], predicate, tokenizer)
+            kept = [word[:room] for word in words[start:end]]  # a single word may exceed the room
+            example = self.example(kept, predicate, tokenizer)
             target = None if tags is None else tags[start:end]
-            instances.append(Instance(examples=(example,), target=target))
+            sizes = tuple(len(word) for word in kept)
+            instances.append(Instance(examples=(example,), target=target, metadata=sizes))
         return instances
 
     def num_special_tokens(self, texts: int) -> int:
