@@ -198,9 +198,18 @@ class CoVe(EncoderDecoder):
             self.decoder = AttentionDecoder(c)
             self.lm_head = TokenEmbedding(c.vocab_size, c.hidden_size)
             self.lm_bias = nn.Parameter(torch.zeros(c.vocab_size))
-        init_weights_(self, std=0.1)
-        open_forget_gates_(self)
+        self.init_weights()
         self.token_embeddings.weight.requires_grad_(not c.freeze_embeddings)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the weights; the paper does not say how."""
+        scale = self.config.hidden_size**-0.5
+        init_weights_(self, std=scale, embedding_std=1.0)
+        if not self.config.encoder_only:
+            # Attentional states are small at first: larger weights of the output learn sooner.
+            self.lm_head.weight.mul_(3 * scale)
+        open_forget_gates_(self)
 
     @property
     def decoder_embeddings(self) -> nn.Module:
