@@ -17,6 +17,7 @@ from kinfolk.hub import load_model, save
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import build_optimizer
 from support.contracts import shaken
+from support.decoding import write
 from support.networks import hollow
 
 SOURCES, TARGETS = [[5, 3], [9], [2, 6]], [[2, 6], [4], [7, 1]]  # lengths in rows of ten slots
@@ -124,6 +125,24 @@ def test_the_decoder_follows_the_equations_of_the_paper(layers: int) -> None:
     pairs = zip(texts(source.input_ids, SOURCES), texts(target.input_ids, TARGETS), strict=True)
     for own, (x, y) in zip(found, pairs, strict=True):
         torch.testing.assert_close(own, slow_decoder(model, x, y), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beams", [1, 3])
+def test_beams_have_the_probabilities_of_a_full_pass(beams: int) -> None:
+    model, sources = network().double(), [[7, 8, 9, 3], [11, 3], [20, 21, 22, 23, 24, 3]]
+    outputs = write(
+        model, [[0]] * 3, encoder_ids=sources, eos_ids={3}, max_new_tokens=6, num_beams=beams
+    )
+    for source, output in zip(sources, outputs, strict=True):
+        row = torch.tensor([[0, *output.ids]])
+        inputs = Inputs.from_ids(
+            row, causal=True, encoder_inputs=Inputs.from_ids(torch.tensor([source]), causal=False)
+        )
+        logs = model.lm_logits(model(inputs).hidden[0]).logits().log_softmax(-1)
+        expected = [float(logs[i, id]) for i, id in enumerate(output.ids)]
+        assert output.logprobs == pytest.approx(expected, abs=1e-5)
+    assert len({tuple(output.ids) for output in outputs}) > 1, "the source has no effect"
 
 
 @pytest.mark.parametrize("prefix", ["", "rnn.", "rnn1."])
