@@ -52,6 +52,7 @@ TYPES: dict[str, dict[str, str]] = {
         "reader": "kinfolk.nn.biattention",
     },
     "objective": {
+        "bilm": "kinfolk.objectives.bilm",
         "blanks": "kinfolk.objectives.blank_infilling",
         "blanks_pll": "kinfolk.objectives.blank_infilling",
         "clm": "kinfolk.objectives.clm",

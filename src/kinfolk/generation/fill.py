@@ -73,7 +73,7 @@ def fill_text(
         raise UserError(NO_MASK)
     if model.decoding == "encoder-decoder":
         return _fill_spans(model, tokenizer, text, config)
-    if model.decoding == "causal":
+    if model.decoding == "causal" and model.can_fill:
         return _fill_completions(model, tokenizer, text, candidates)
     return _fill_tokens(model, tokenizer, text, candidates)
 

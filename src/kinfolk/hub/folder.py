@@ -28,8 +28,7 @@ from kinfolk.hub.importers import FOLDERS, convert_folder, find_checkpoint, read
 from kinfolk.hub.weights import SAFETENSORS, read_object, read_weights
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
-from kinfolk.nn.task_heads import ModelWithHeadConfig
-from kinfolk.nn.task_networks import ModelWithFeaturesConfig
+from kinfolk.nn.task_heads import ModelWithHeadConfig, TaskModelConfig
 from kinfolk.text.characters import character_table
 from kinfolk.text.tokenizer import Tokenizer
 
@@ -85,10 +84,10 @@ def format_of(c: ModelConfig) -> Format:
     hf = family.hf
     if hf is None or not hf.supports(c.pretrained):
         return Native(family)
-    if isinstance(c, ModelWithFeaturesConfig):
-        return Native(family)
     if isinstance(c, ModelWithHeadConfig):
         return head_for_config(hf, c) or Native(family)
+    if isinstance(c, TaskModelConfig):
+        return Native(family)
     return hf
 
 
@@ -125,16 +124,17 @@ def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[Langua
     if tokenizer is None:
         path = Path(folder)
         tokenizer = Tokenizer.load(path.parent if path.is_file() else path)
-    _check_vocab(tokenizer, model.config.vocab_size, folder)
     bind_tokenizer(model, tokenizer)
+    _check_vocab(tokenizer, model.config.vocab_size, folder)
     return model, tokenizer
 
 
 def bind_tokenizer(model: LanguageModel, tokenizer: Tokenizer) -> None:
     """Give a network that reads characters those of every token; others read ids alone."""
-    size = model.config.pretrained.max_characters
-    if size is not None:
-        model.pretrained.set_character_table(torch.from_numpy(character_table(tokenizer, size)))
+    network, size = model.pretrained, model.config.pretrained.max_characters
+    if size is None or tokenizer.vocab_size > network.max_vocab_size:
+        return
+    network.set_character_table(torch.from_numpy(character_table(tokenizer, size)))
 
 
 def load_model(folder: Path | str) -> LanguageModel:
@@ -209,9 +209,10 @@ def _initial_weights(model: LanguageModel, missing: Set[str]) -> dict[str, Tenso
                 weight.zero_()
             if isinstance(module, NORMS):
                 module.reset_parameters()
-            if isinstance(module, nn.Linear):
+            inner = path.split(".")[0] in model.lm_head_modules
+            assert inner or not isinstance(module, nn.Embedding), "a folder lacks an embedding"
+            if isinstance(module, nn.Linear | nn.Embedding):
                 init_weights_(module, std=model.config.init_std)
-            assert not isinstance(module, nn.Embedding), "a folder lacks an embedding"
             weights = dict(module.named_parameters(prefix=path, recurse=False))
             initial |= {name: weights[name].detach() for name in own if name in missing}
     return initial

@@ -243,6 +243,11 @@ class LanguageModel(nn.Module):
                 hook.remove()
         return [*found[:-1], hidden]
 
+    @property
+    def max_vocab_size(self) -> int:
+        """The number of token ids that it may be given; `random_modules` may have any number."""
+        return int(self.config.vocab_size)
+
     def set_character_table(self, table: Tensor) -> None:
         """Set the characters of every token, if the config has `max_characters`."""
         raise NotImplementedError
@@ -250,6 +255,12 @@ class LanguageModel(nn.Module):
     def forward_lm(self, inputs: Inputs) -> Output:
         """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""
         return self(inputs)
+
+    def forward_bilm(
+        self, inputs: Inputs, backward_inputs: Inputs
+    ) -> tuple[Tensor, Tensor, SegmentMemory | None]:
+        """Run a forward and a backward LM (ELMo); return their hidden states and the memory."""
+        raise NotImplementedError
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits over the vocabulary, computed on demand."""

@@ -193,11 +193,6 @@ class CountingWorkload(PretrainWorkload):
         self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()
     ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
-        if recipe.init_from:
-            raise UserError(
-                f"{recipe.init_from} cannot be continued: count all corpora together, with several "
-                "--corpus"
-            )
         if len({share.weight for share in recipe.corpora}) > 1:
             raise UserError(
                 f"the weight of --corpus {recipe.corpora[0].corpus} does not apply to counts, "

@@ -256,6 +256,11 @@ def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
 
 def counting_recipe(base: Recipe, recipe: Recipe) -> Recipe:
     """Return the recipe of a run that counts; refuse settings that only gradients need."""
+    if recipe.init_from:
+        raise UserError(
+            f"{recipe.init_from} cannot be continued: count all corpora together, with several "
+            "--corpus"
+        )
     for name, field_info in describe(TrainConfig).items():
         given = vars(recipe.train)[name]
         needless = field_info.panel in GRADIENT_PANELS or name == "eval_batches"
@@ -468,7 +473,8 @@ def continue_from(
     tokenizer = tokenizer.with_end_token(objective_type.required_tokens)
     if length is None:
         length = before.objective.max_length if before is not None else default_length(model.config)
-    check_corpus_size(corpora, length)
+    if model.config.counting_steps is None:
+        check_corpus_size(corpora, length)
     ids = {
         "special_tokens": tokenizer.special_tokens,
         "vocab_size": tokenizer.vocab_size,
