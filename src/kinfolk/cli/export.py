@@ -39,9 +39,4 @@ def import_(
 
     network, loaded = load(folder, tokenizer)
     save(network, loaded, out)
-    if network.random_modules:
-        modules = ", ".join(network.random_modules)
-        print_line(
-            f"{folder} has no weights of {modules}: they are random and must be trained first"
-        )
     print_line(f'imported to {out}; load with kinfolk.load("{out}")')

@@ -1,6 +1,7 @@
 """Model folders in Hugging Face's layout: config.json, generation_config.json, safetensors."""
 
 import json
+import warnings
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
+from kinfolk.families.mapping import ParameterMap
 from kinfolk.files import CHECKSUMS, TRAINING_STATE, checksum_fault
 from kinfolk.hub.detect import detect_family
 from kinfolk.hub.formats import (
@@ -45,17 +47,21 @@ def save(
     """Write a model folder, which transformers can load if it has the family.
 
     `length` is the longest text in tokens; None is the network's `max_length`. `frame` is the
-    template of special tokens around a text; None is that of the family.
+    template of special tokens around a text; None is that of the family. Modules that the folder
+    of the network lacked are left out: another folder must not have random weights.
     """
     c = model.config
     family, format = family_of(c), format_of(c)
     _check_vocab(tokenizer, c.vocab_size, folder)
     special_tokens = tokenizer.special_tokens if tokenizer is not None else None
     state: dict[str, Tensor] = model.state_dict()
+    parameters = format.parameters(c)
+    left_out = _random_weights(model, parameters)
     # Copies: parts of one tensor share memory, which safetensors does not allow.
     tensors = {
         name: tensor.to("cpu", copy=True).contiguous()
-        for name, tensor in format.parameters(c).to_hf(state).items()
+        for name, tensor in parameters.to_hf(state).items()
+        if name not in left_out
     }
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     config = format.to_config(c, special_tokens)
@@ -74,6 +80,24 @@ def save(
             tokenizer.save(
                 folder / subfolder, template=frame or family.template, length=length or c.max_length
             )
+
+
+def _random_weights(model: LanguageModel, parameters: ParameterMap) -> set[str]:
+    """Return the names of weights that a folder lacked, and warn that they are left out."""
+    if not model.random_modules:
+        return set()
+    modules = ", ".join(model.random_modules)
+    warnings.warn(
+        f"the model has no trained weights of {modules}: they are not written (after training "
+        "them yourself, set model.random_modules = () before saving)",
+        stacklevel=3,
+    )
+    return {
+        name
+        for rule in parameters.rules
+        if rule.name.partition(".")[0] in model.random_modules
+        for name in rule.hf_names
+    }
 
 
 def format_of(c: ModelConfig) -> Format:
