@@ -56,6 +56,7 @@ def save(
     special_tokens = tokenizer.special_tokens if tokenizer is not None else None
     state: dict[str, Tensor] = model.state_dict()
     parameters = format.parameters(c)
+    names = [name for rule in parameters.rules for name in rule.hf_names]
     left_out = _random_weights(model, parameters)
     # Copies: parts of one tensor share memory, which safetensors does not allow.
     tensors = {
@@ -70,6 +71,9 @@ def save(
         weights = {
             n.rpartition("/")[2]: t for n, t in tensors.items() if n.rpartition("/")[0] == subfolder
         }
+        own = [n for n in names if n.startswith(f"{subfolder}/")]
+        if own and left_out.issuperset(own):  # the rest are copies of shared weights
+            continue
         _write_folder(
             folder / subfolder,
             {"model_type": format.model_type, "dtype": dtype} | data,
