@@ -10,6 +10,7 @@ import difflib
 import importlib
 import json
 import math
+import re
 import sys
 import types
 import typing
@@ -22,6 +23,7 @@ from kinfolk.synonyms import SAME_VALUES, SYNONYMS
 
 T = TypeVar("T")
 MAX_SHOWN = 200  # characters of a wrong value in a sentence
+LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
 
 # A family's config has the name of the family and of its module.
@@ -38,10 +40,17 @@ TYPES: dict[str, dict[str, str]] = {
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},
     "model": {
+        "with_features": "kinfolk.nn.task_networks",
         "with_head": "kinfolk.nn.task_heads",
+        "with_views": "kinfolk.nn.views",
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
     },
+    "task_network": {
+        "bilstm_classifier": "kinfolk.nn.task_networks",
+        "bilstm_tagger": "kinfolk.nn.task_networks",
+    },
     "objective": {
+        "bilm": "kinfolk.objectives.bilm",
         "blanks": "kinfolk.objectives.blank_infilling",
         "blanks_pll": "kinfolk.objectives.blank_infilling",
         "clm": "kinfolk.objectives.clm",
@@ -65,6 +74,10 @@ TYPES: dict[str, dict[str, str]] = {
         "bare": "kinfolk.tasks.formulations.head",
         "cloze": "kinfolk.tasks.formulations.scoring",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
+        "cross_view_tags": "kinfolk.tasks.formulations.cross_view",
+        "cross_view_texts": "kinfolk.tasks.formulations.cross_view",
+        "feature_classifier": "kinfolk.tasks.formulations.features",
+        "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",
         "span_head": "kinfolk.tasks.formulations.span_head",
@@ -72,7 +85,10 @@ TYPES: dict[str, dict[str, str]] = {
         "token_head": "kinfolk.tasks.formulations.head",
         "transformed": "kinfolk.tasks.formulations.head",
     },
-    "file": {"labelled_file": "kinfolk.tasks.dataset"},
+    "file": {
+        "labelled_file": "kinfolk.tasks.dataset",
+        "unlabelled_text": "kinfolk.tasks.unlabelled",
+    },
     "": {  # fields of the others
         "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
@@ -81,6 +97,7 @@ TYPES: dict[str, dict[str, str]] = {
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
+        "task_views": "kinfolk.nn.views",
     },
 }
 IN_RECIPE = ("train", "finetune", "model", "objective")  # groups that are fields of a recipe
@@ -532,7 +549,9 @@ def _choice(text: str, choices: Sequence[Any]) -> str:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a value has the type that a field declares."""
-    if hint in (int, str, bool):
+    if hint is str:  # JSON may hold half a character, which no file and no terminal takes
+        return type(value) is str and not LONE_SURROGATE.search(value)
+    if hint in (int, bool):
         return type(value) is hint
     if hint is float:  # no bool, no NaN, nothing beyond the range of a float
         return type(value) in (int, float) and abs(value) <= sys.float_info.max

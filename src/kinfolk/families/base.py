@@ -209,9 +209,9 @@ class HuggingFace:
 
 # The formulations of tasks by `decoding`, the default first; others have a task head only.
 FORMULATIONS = {
-    "causal": ("transformed", "head", "text", "prompt", "cloze"),
+    "causal": ("transformed", "head", "text", "prompt", "cloze", "features"),
     "encoder-decoder": ("text", "cloze", "prompt"),
-    "infilling": ("cloze", "text", "head", "prompt"),
+    "infilling": ("cloze", "text", "head", "prompt", "features"),
 }
 # How a prompt and its answer are laid out, by `decoding`.
 LAYOUTS = {"causal": "decoder", "encoder-decoder": "encoder-decoder", "infilling": "blanks"}
@@ -233,6 +233,7 @@ class Family:
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
     template: str | None = None  # special tokens that its tokenizer adds to a text
     task_template: str | None = None  # the same in fine-tuning, where the tokenizer adds none
+    formulation: str | None = None  # of its tasks by default; None: that of its `decoding`
     hf: HuggingFace | None = None  # None: saved in our own format
 
     def __post_init__(self) -> None:
@@ -256,13 +257,20 @@ class Family:
             "generate": self.model.decoding is not None,
             "fill": self.model.can_fill,
             "export": self.hf is not None,
+            "cross_view": self.formulation == "cross_view",
         }
         return tuple(name for name, can in able.items() if can)
 
     @property
     def formulations(self) -> tuple[str, ...]:
         """The names of its task formulations, the default first."""
-        return FORMULATIONS.get(self.model.decoding or "", ("head",))
+        usual = FORMULATIONS.get(self.model.decoding or "", ("head", "features"))
+        # A baseline or counts have no features to give, and some networks take no task head.
+        featureless = not self.objectives or self.model.gradient_free is not None
+        lacking = {"features": featureless, "head": self.model.pooling is None}
+        usual = tuple(name for name in usual if not lacking.get(name))
+        preferred = self.formulation or usual[0]
+        return preferred, *(name for name in usual if name != preferred)
 
     @property
     def layout(self) -> str | None:
@@ -281,6 +289,10 @@ class Family:
 
     def objective(self, name: str | None = None) -> type[Any]:
         """Return an objective by its name; by default the first."""
+        if not self.objectives and self.formulation:
+            raise UserError(
+                f"{self.name} has no pretraining: train it on labelled rows with kinfolk finetune"
+            )
         if not self.objectives:
             raise UserError(
                 f"{self.name} is a baseline without a pretraining objective: choose a family that "

@@ -11,13 +11,18 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from kinfolk.config import TYPE, describe, from_fields, to_json, type_name
+from kinfolk.config import TYPE, describe, from_fields, from_json, to_json, type_name
 from kinfolk.errors import UserError
 from kinfolk.families.base import Family, HFHead, HuggingFace, json_field
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import ModelConfig, Pooling
-from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
+from kinfolk.nn.task_heads import (
+    FIXED_LABELS,
+    ModelWithHeadConfig,
+    TaskModelConfig,
+    pooling_of,
+)
 from kinfolk.text.tokenizer import SpecialTokens
 
 MAX_LABELS = 2**20
@@ -129,10 +134,11 @@ def head_from_architectures(hf: HuggingFace, data: Mapping[str, Any]) -> Hugging
 
     A class that is not known is a backbone; its own heads are left out with a warning.
     """
-    names = data.get("architectures") or [None]
-    if not isinstance(names, list):
+    names = data.get("architectures")
+    names = [] if names is None else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"config.json: architectures={names!r}: it must be a list of names")
-    architecture = names[0]
+    architecture = names[0] if names else None
     heads = (WithHead(hf, h, name) for name, h in hf.heads.items() if h.name == architecture)
     return next(heads, hf)
 
@@ -180,17 +186,18 @@ class Native:
         return MODEL_TYPE_PREFIX + self.family.name
 
     def to_config(self, c: Any, special_tokens: SpecialTokens | None) -> dict[str, Any]:
-        """Return the contents of config.json; a task head is under `head`."""
+        """Return the contents of config.json; a task head or network is under `head`."""
         roles = ("bos", "eos", "pad")
         ids = (
             {f"{role}_token_id": getattr(special_tokens, role) for role in roles}
             if special_tokens
             else {}
         )
-        if not isinstance(c, ModelWithHeadConfig):
+        if not isinstance(c, TaskModelConfig):
             return {**asdict(c), **ids}
-        head = asdict(c)
-        return {**head.pop("backbone"), **ids, "head": head}
+        head = asdict(c) if isinstance(c, ModelWithHeadConfig) else to_json(c)
+        del head["backbone"]
+        return {**asdict(c.backbone), **ids, "head": head}
 
     def from_config(self, data: Mapping[str, Any]) -> ModelConfig:
         """Return the config that a config.json describes."""
@@ -200,6 +207,8 @@ class Native:
             return backbone
         head = data["head"]
         json_field(dict).check(head, "config.json: head")
+        if TYPE in head:
+            return from_json({**head, "backbone": to_json(backbone)}, group="model")
         json_field(dict).check(head.get("pooling"), "config.json: head.pooling")
         pooling = {TYPE: type_name(Pooling), **head["pooling"]}
         values = {**head, "backbone": to_json(backbone), "pooling": pooling}
@@ -214,6 +223,12 @@ class Native:
             for name, module in model.named_modules()
             if isinstance(module, TokenEmbedding)
         }
+        # Tables that nothing changes are read from the file where they are needed.
+        mapped = c.network.gradient_free is not None
         return ParameterMap(
-            rules=[ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n)) for n in model.state_dict()]
+            rules=[
+                ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n), mapped=mapped)
+                for n in model.state_dict()
+            ],
+            optional_prefixes=tuple(f"{name}." for name in c.network.lm_head_modules),
         )

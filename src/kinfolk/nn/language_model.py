@@ -6,6 +6,7 @@ never probe for attributes.
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor, nn
@@ -104,6 +105,12 @@ class ModelConfig:
         """Build the network with new weights."""
         return self.network(self)
 
+    def build_on(self, backbone: "LanguageModel") -> "LanguageModel":
+        """Build the network with the weights of a pretrained one, below a new task head if any."""
+        model = self.build()
+        model.load_state_dict(backbone.state_dict())
+        return model
+
     @property
     def pretrained(self) -> "ModelConfig":
         """The config of the pretrained network: itself, or the one below a task head."""
@@ -125,6 +132,11 @@ class ModelConfig:
         return None
 
     @property
+    def max_characters(self) -> int | None:
+        """The characters of a token that the network reads; None where it reads ids alone."""
+        return None
+
+    @property
     def num_heads(self) -> int:
         """The number of attention heads; 1 where there is no attention."""
         return 1
@@ -138,6 +150,11 @@ class ModelConfig:
     def attention_dropout(self) -> float:
         """The dropout rate of attention probabilities."""
         return 0.0
+
+    @property
+    def counting_steps(self) -> int | None:
+        """The steps of a run that counts; None for a network that is trained by gradients."""
+        return None
 
     @property
     def init_std(self) -> float:
@@ -159,9 +176,12 @@ class LanguageModel(nn.Module):
     architecture: Architecture
     decoding: Decoding | None = None  # None: it cannot generate
     can_fill: bool = False  # it predicts masked tokens or spans from both sides
+    gradient_free: str | None = None  # why it has no gradients; None: it is trained by them
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
     static_shapes: bool = True
+    # Tables of token embeddings that predict no tokens: the output layer is another one.
+    input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
     pooling: Pooling | None = None  # of a task head; None: it takes none
     lm_head_modules: tuple[
@@ -171,6 +191,8 @@ class LanguageModel(nn.Module):
     random_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
+    # The file that the weights are mapped from, where it is copied to save the network.
+    weights_file: Path | None = None
 
     @property
     def pretrained(self) -> "LanguageModel":
@@ -187,12 +209,60 @@ class LanguageModel(nn.Module):
         dropout = self.training and self.config.attention_dropout > 0
         return attention_backend(inputs, dropout=dropout, window=window)
 
+    @property
+    def num_feature_layers(self) -> int:
+        """The number of hidden states that `layer_outputs` returns."""
+        return int(self.config.num_layers) + 1
+
+    @property
+    def feature_size(self) -> int:
+        """The size of the hidden states that `layer_outputs` returns."""
+        return int(self.config.hidden_size)
+
+    def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the input of the first layer and the output of each: (batch, length, size).
+
+        The last one is what the network itself returns, after its last norm.
+        """
+        found: list[Tensor] = []
+
+        def add(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            found.extend([output] if found else [arguments[0], output])
+
+        stacks = [part for part in self.modules() if isinstance(part, LayerStack)]
+        hooks = [layer.register_forward_hook(add) for stack in stacks for layer in stack]
+        try:
+            hidden = self(inputs).hidden
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [*found[:-1], hidden]
+
+    @property
+    def max_vocab_size(self) -> int:
+        """The number of token ids that it may be given; `random_modules` may have any number."""
+        return int(self.config.vocab_size)
+
+    def set_character_table(self, table: Tensor) -> None:
+        """Set the characters of every token, if the config has `max_characters`."""
+        raise NotImplementedError
+
     def forward_lm(self, inputs: Inputs) -> Output:
         """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""
         return self(inputs)
 
+    def forward_bilm(
+        self, inputs: Inputs, backward_inputs: Inputs
+    ) -> tuple[Tensor, Tensor, SegmentMemory | None]:
+        """Run a forward and a backward LM (ELMo); return their hidden states and the memory."""
+        raise NotImplementedError
+
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits over the vocabulary, computed on demand."""
+        raise NotImplementedError
+
+    def fill_logits(self, ids: Tensor, position: int) -> Tensor:
+        """Return a score of every token at a position of a text, from both sides: (vocabulary,)."""
         raise NotImplementedError
 
     def check_lm_head(self) -> None:
@@ -222,6 +292,11 @@ class EncoderDecoder(LanguageModel):
     architecture = "encoder-decoder"
     decoding = "encoder-decoder"
     can_fill = True
+
+    @property
+    def decoder_embeddings(self) -> nn.Module:
+        """The embeddings that the decoder reads; by default the encoder's."""
+        return self.token_embeddings
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token, computed on demand."""

@@ -13,8 +13,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from kinfolk.config import convert, field, from_fields
 from kinfolk.errors import UserError
-from kinfolk.text import sentencepiece
+from kinfolk.text import patterns, sentencepiece
 from kinfolk.text.segment import HAN
 
 # By file format: tokenizer_class of tokenizer_config.json, without "Tokenizer", to our format name.
@@ -36,6 +37,22 @@ MAX_JSON_BYTES = 2**29  # of a tokenizer.json
 MAX_GROWTH = 64  # of a text by the replacements of a normalizer or decoder
 
 TokenizerConfig = Mapping[str, Any]
+SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
+
+
+@dataclass(frozen=True)
+class SettingFields:
+    """The fields of tokenizer_config.json that are read, besides the tokens of roles."""
+
+    tokenizer_class: str | None = None
+    do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    keep_accents: bool | None = None
+    add_prefix_space: bool | None = None
+    separate_vocabs: bool | None = None
+    extra_ids: int | None = field(default=None, ge=0, le=2**16)
+    model_max_length: float | None = field(default=None, gt=0)  # 1e30 where there is no limit
 
 
 @dataclass(frozen=True)
@@ -72,8 +89,7 @@ def special_token_map(standard: Mapping[str, str], settings: TokenizerConfig) ->
 def configured_token(settings: TokenizerConfig, role: str) -> str | None:
     """Return the token that tokenizer_config.json sets for a role."""
     token = settings.get(f"{role}_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def with_special_tokens(
@@ -98,8 +114,12 @@ def with_special_tokens(
 
 def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path, settings: TokenizerConfig) -> None:
     """Add the tokens of added_tokens.json; those with a role are special."""
-    roles = {configured_token(settings, name.removesuffix("_token")) for name in settings}
-    for token, id in sorted(read_settings(file).items(), key=lambda pair: pair[1]):
+    roles = {configured_token(settings, role) for role in SPECIAL_TOKEN_ROLES}
+    added = read_settings(file)
+    for token, id in added.items():
+        convert(id, int, f"{file}: {token}")
+        convert(token, str, f"{file}: token")
+    for token, id in sorted(added.items(), key=lambda pair: pair[1]):
         special = token in roles or token in (*GLM_MASKS, *GLM_ENDS.values())
         backend.add_tokens([AddedToken(token, normalized=False, special=special)])
         if backend.token_to_id(token) != id:
@@ -125,6 +145,15 @@ def lines(file: Path) -> Sequence[str]:
 def read_settings(file: Path) -> dict[str, Any]:
     """Read a JSON object; a missing file is an empty object."""
     return read_json(file) if file.is_file() else {}
+
+
+def read_config(file: Path) -> TokenizerConfig:
+    """Read tokenizer_config.json or special_tokens_map.json, and check what is used of it."""
+    settings = read_settings(file)
+    from_fields(SettingFields, settings, f"{file}: ")
+    for role in SPECIAL_TOKEN_ROLES:
+        convert(configured_token(settings, role), str | None, f"{file}: {role}_token")
+    return settings
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -165,8 +194,8 @@ def load_backend(path: Path) -> LoadedTokenizer:
     """Load a tokenizer from a folder or from one of its files."""
     folder = path if path.is_dir() else path.parent
     settings = {
-        **read_settings(folder / "special_tokens_map.json"),
-        **read_settings(folder / "tokenizer_config.json"),
+        **read_config(folder / "special_tokens_map.json"),
+        **read_config(folder / "tokenizer_config.json"),
     }
     file = _vocabulary_file(path)
     if file.name.endswith("tokenizer.json"):
@@ -220,18 +249,38 @@ def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{file} is not a valid tokenizer.json ({error}): save it again") from error
-    for name, part in (("normalizer", backend.normalizer), ("decoder", backend.decoder)):
-        times = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
-        if times > MAX_GROWTH:
-            raise UserError(
-                f"{file}: its {name} can make a text {times:,.0f} times longer, and {MAX_GROWTH} "
-                "are allowed: remove replacements, or use another tokenizer"
-            )
+    for name, part in text_steps(backend).items():
+        _check_steps(file, name, part)
     if isinstance(backend.decoder, decoders.WordPiece):
         backend.decoder = join_chinese(backend.decoder)
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def text_steps(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Return the parts of a tokenizer.json that change or split a text, by name."""
+    parts = {
+        "normalizer": backend.normalizer,
+        "pre_tokenizer": backend.pre_tokenizer,
+        "decoder": backend.decoder,
+    }
+    return {name: json.loads(p.__getstate__()) for name, p in parts.items() if p is not None}
+
+
+def _check_steps(file: Path, name: str, part: Mapping[str, Any]) -> None:
+    """Refuse replacements that multiply a text, and patterns that take too many steps."""
+    if (times := _growth(part)) > MAX_GROWTH:
+        raise UserError(
+            f"{file}: its {name} can make a text {times:,.0f} times longer, and {MAX_GROWTH} "
+            "are allowed: remove replacements, or use another tokenizer"
+        )
+    for pattern in patterns.regexes(part):
+        if (text := patterns.slow_text(pattern)) is not None:
+            raise UserError(
+                f"{file}: the pattern {pattern!r} of its {name} takes too many steps on a text of "
+                f"{len(text)} characters: correct it, or use another tokenizer"
+            )
 
 
 def _growth(step: Mapping[str, Any]) -> float:
@@ -251,6 +300,13 @@ def join_chinese(decoder: decoders.Decoder) -> decoders.Decoder:
     chinese = f"[{HAN}\u3000-\u30ff\uff00-\uff65]"  # also kana, and punctuation of both
     space = decoders.Replace(Regex(f"(?<={chinese}) (?={chinese})"), "")
     return decoders.Sequence([decoder, decoders.Fuse(), space])
+
+
+def whitespace_words(model: models.WordLevel) -> tokenizers.Tokenizer:
+    """Return a tokenizer whose tokens are what stands between white space."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
 
 
 def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:

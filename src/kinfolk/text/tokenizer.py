@@ -5,11 +5,11 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,8 @@ from tokenizers import Regex, models, pre_tokenizers, processors
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.text import formats
-
-SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
+from kinfolk.text.formats import SPECIAL_TOKEN_ROLES
+from kinfolk.text.patterns import REPEATED, is_library_error, regexes, silent_stderr
 
 # Usual names of these tokens, for folders whose settings do not name them.
 KNOWN = {
@@ -33,6 +33,7 @@ KNOWN = {
     "mask": ("[MASK]", "<mask>"),
 }
 
+TemplateName = Literal["bert", "roberta", "line", "t5", "xlnet"]
 # Templates of one text and of two texts; ":1" is a token type.
 TEMPLATES = {
     "bert": ("{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"),
@@ -204,7 +205,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with the special tokens of its template by default."""
-        with _library_errors():
+        with self._library_errors():
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_batch(
@@ -212,14 +213,14 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Return the ids of each text, in parallel."""
         special = add_special_tokens
-        with _library_errors():
+        with self._library_errors():
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=special)
         return [list(e.ids) for e in encodings]
 
     def decode(self, ids: Iterable[int], *, add_special_tokens: bool = False) -> str:
         """Return the text of ids, without special tokens by default."""
         numbers, skip = [int(i) for i in ids], not add_special_tokens
-        with _library_errors():
+        with self._library_errors():
             return str(self._backend.decode(numbers, skip_special_tokens=skip))
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -228,7 +229,7 @@ class Tokenizer:
         Special tokens are not recognized: "[MASK]" is six characters, and the only special id
         that can occur is the unknown token.
         """
-        with _library_errors():
+        with self._library_errors():
             encoding = self._plain.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
@@ -255,6 +256,15 @@ class Tokenizer:
                 f"unknown token id {id}: the ids of this tokenizer are 0 to {self.vocab_size - 1}"
             )
         return str(token)
+
+    def has_id(self, id: int) -> bool:
+        """Return whether a token has this id."""
+        return self._backend.id_to_token(id) is not None
+
+    def normalize(self, text: str) -> str:
+        """Return a text as tokens spell it: in lower case, for example."""
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text)).strip()
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None for an unknown one."""
@@ -350,25 +360,28 @@ class Tokenizer:
         names = {**self._names, "eos": token}
         return Tokenizer(self._backend, names, length=self._length, target=self._target)
 
+    @contextmanager
+    def _library_errors(self) -> Iterator[None]:
+        """Raise a user error where the `tokenizers` library fails or panics."""
+        with silent_stderr() if self._has_patterns else nullcontext():
+            try:
+                yield
+            except BaseException as error:
+                if not is_library_error(error):
+                    raise
+                raise UserError(
+                    f"the tokenizer cannot encode or decode this text ({error}): correct the "
+                    "patterns in its tokenizer.json, or use another tokenizer"
+                ) from None
+
+    @cached_property
+    def _has_patterns(self) -> bool:
+        """Whether a regular expression may run away: only those panic, which prints a trace."""
+        found = regexes(formats.text_steps(self._backend))
+        return any(REPEATED.search(pattern) for pattern in found)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._backend.to_str(), self._names, self._length, self._target)
-
-
-@contextmanager
-def _library_errors() -> Iterator[None]:
-    """Raise a user error where the `tokenizers` library fails or panics.
-
-    A panic derives from BaseException alone, which would end the process or one of its workers.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
-            raise
-        raise UserError(
-            f"the tokenizer cannot encode or decode this text ({error}): correct the patterns in "
-            "its tokenizer.json, or use another tokenizer"
-        ) from None
 
 
 def _unpickle(

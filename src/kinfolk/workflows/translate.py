@@ -68,8 +68,8 @@ def prepare_translation_run(
             folder / "corpus",
             objective=objective or "pairs",
             length=length,
-            tokenizer=tokenizer if from_folder else None,
             vectors=vectors,
+            tokenizer=tokenizer if from_folder else None,
             settings=settings,
         )
         with warnings.catch_warnings(action="ignore"):  # repeated when the run starts

@@ -7,7 +7,7 @@ read     *                                  read       *       *     *  *
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.formulations.base import (
@@ -46,18 +46,26 @@ from kinfolk.tasks.formulations.sequences import (
     words_example,
 )
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
-from kinfolk.tasks.task import Prediction
-from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.text.tokenizer import TemplateName, Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelHead(Formulation):
     """Base of heads with one logit per label: class weights and distillation."""
 
-    frame: str | None = "bert"  # template of the special tokens; None for a decoder
-    class_weights: tuple[float, ...] = ()  # 1 on average over the training rows
-    distillation_weight: float = 0.0  # of the teacher in the loss (Hinton et al. 2015)
-    temperature: float = 2.0  # of the teacher's and the student's logits
+    frame: TemplateName | None = field(
+        default="bert", help="template of the special tokens; null for a decoder"
+    )
+    class_weights: tuple[float, ...] = field(
+        default=(), ge=0, help="weight of each class, 1 on average over the training rows"
+    )
+    distillation_weight: float = field(
+        default=0.0, ge=0, le=1, help="weight of the teacher in the loss (Hinton et al. 2015)"
+    )
+    temperature: float = field(
+        default=2.0, gt=0, help="temperature of the teacher's and the student's logits"
+    )
 
     distills = True
 
@@ -93,7 +101,7 @@ class SequenceHead(LabelHead):
     mean_pooling: bool = False  # of the hidden states of all tokens; else one token is read
 
     name = "head"
-    outputs = ("label", "number", "option")
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number", "option")
     needs_template = True
 
     @property
@@ -176,8 +184,11 @@ class SequenceHead(LabelHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class or option), or the squared error of a number."""
-        logits = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
-        return Loss({"label": self.loss_sum(logits, batch.targets)})
+        return Loss({"label": self.loss_sum(self.scores(model, batch), batch.targets)})
+
+    def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
+        """Return the scores of each text or option: (examples, classes)."""
+        return self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
 
     def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of each text or option: (examples, classes)."""
@@ -206,7 +217,7 @@ class SequenceHead(LabelHead):
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each instance: (classes,) or (options,)."""
-        scores = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
+        scores = self.scores(model, batch)
         if self.task.output == "option":
             return [part[:, 0] for part in split_by_instance(scores, batch.targets.instance_ids)]
         return [*scores.double().cpu().numpy()]
@@ -327,7 +338,7 @@ class TokenHead(LabelHead):
         words = encode_words(tokenizer, row.words)
         predicate = None if row.predicate is None else words[row.predicate]
         texts = 1 if predicate is None else 2
-        room = self.max_length - num_special_tokens(self.frame, texts)
+        room = self.max_length - self.num_special_tokens(texts)
         if predicate is not None:
             predicate = predicate[: room // 2]  # leaves room for the words
             room -= len(predicate)
@@ -336,16 +347,28 @@ class TokenHead(LabelHead):
             tags = [self.task.label_id(tag) for tag in row.tags]
         instances = []
         for start, end in split_to_fit([len(word) for word in words], room):
-            example = words_example(
-                [word[:room] for word in words[start:end]],  # a single word may exceed the room
-                predicate,
-                tokenizer.special_tokens,
-                template=self.frame,
-                causal=self.causal,
-            )
+            kept = [word[:room] for word in words[start:end]]  # a single word may exceed the room
+            example = self.example(kept, predicate, tokenizer)
             target = None if tags is None else tags[start:end]
-            instances.append(Instance(examples=(example,), target=target))
+            sizes = tuple(len(word) for word in kept)
+            instances.append(Instance(examples=(example,), target=target, metadata=sizes))
         return instances
+
+    def num_special_tokens(self, texts: int) -> int:
+        """Return the number of special tokens around this many texts."""
+        return num_special_tokens(self.frame, texts)
+
+    def example(
+        self, words: Sequence[Sequence[int]], predicate: Sequence[int] | None, tokenizer: Tokenizer
+    ) -> Example:
+        """Return the example of words that fit."""
+        return words_example(
+            words,
+            predicate,
+            tokenizer.special_tokens,
+            template=self.frame,
+            causal=self.causal,
+        )
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
