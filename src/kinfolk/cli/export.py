@@ -65,9 +65,4 @@ def import_(
         network, loaded, message = load_with_vectors(folder, tokenizer, vectors)
         print_line(message)
     save(network, loaded, out)
-    if network.random_modules:
-        modules = ", ".join(network.random_modules)
-        print_line(
-            f"{folder} has no weights of {modules}: they are random and must be trained first"
-        )
     print_line(f'imported to {out}; load with kinfolk.load("{out}")')
