@@ -26,6 +26,7 @@ FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
 DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 BATCH_NUMBERS = 1 << 20  # read at once
+MAX_VOCAB_SIZE = 2**26
 BATCH_DOCUMENTS = 1 << 16  # whose bounds are read at once
 # The fields of corpus.json that are read, and their types.
 METADATA: dict[str, tuple[type, ...]] = {
@@ -184,9 +185,10 @@ class Corpus:
     def _counts(self) -> IntArray:
         counts = np.zeros(self.vocab_size, np.int64)
         for start in range(0, self.tokens, BATCH_NUMBERS):
-            counts += np.bincount(
-                self._ids[start : start + BATCH_NUMBERS], minlength=self.vocab_size
-            )
+            ids = self._ids[start : start + BATCH_NUMBERS]
+            if int(ids.max()) >= self.vocab_size:
+                raise _corrupt(self.folder / "tokens.bin", f"it holds the id {ids.max()}")
+            counts += np.bincount(ids, minlength=self.vocab_size)
         return counts
 
     def tokenizer(self) -> Tokenizer:
@@ -208,7 +210,7 @@ def _memmap(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> n
 def _read_metadata(file: Path) -> dict[str, Any]:
     try:
         metadata = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise _corrupt(file, "it is not JSON") from error
     if metadata.get("version", FORMAT_VERSION) != FORMAT_VERSION:
         raise _corrupt(
@@ -220,6 +222,8 @@ def _read_metadata(file: Path) -> dict[str, Any]:
         value = metadata[name]
         if type(value) not in types or (type(value) is int and value < 0):
             raise _corrupt(file, f"its {name} is {value!r}")
+    if not 1 <= metadata["vocab"] <= MAX_VOCAB_SIZE:
+        raise _corrupt(file, f"its vocab is {metadata['vocab']}")
     for name in COUNTS:
         if not isinstance(metadata.setdefault(name, {}), dict):
             raise _corrupt(file, f"its {name} is {metadata[name]!r}")

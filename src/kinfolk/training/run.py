@@ -144,8 +144,12 @@ class Run:
         """Load the weights and the training state of a checkpoint; the data must be the same."""
         state = checkpoint.load_training_state(folder) if state is None else state
         self.work.load_weights(folder)
+        fault = self._state_fault(state, checkpoint.checkpoint_step(folder))
+        if fault is None and not self.train_step.load_state_dict(state.get("optimizer")):
+            fault = "optimizer"
+        if fault is not None:
+            raise checkpoint.wrong_state(folder, f"wrong {fault}")
         check_fingerprints(self.work.fingerprints, state["fingerprints"])
-        self.train_step.load_state_dict(state["optimizer"])
         self.global_step, self.finished = state["step"], state["finished"]
         self.best = None if state["best"] is None else tuple(state["best"])
         self.evals_since_best = state["evals_since_best"]
@@ -153,6 +157,22 @@ class Run:
             self.work.memory[:] = [
                 SegmentMemory(**parts).to(self.device) for parts in state["memory"]
             ]
+
+    def _state_fault(self, state: Mapping[str, Any], step: int) -> str | None:
+        """Return a part of a state that is not as `save` writes it, None if all are."""
+        memory = [] if self.work.memory is None else self.work.memory
+        saved, evals = state.get("memory", []), state.get("evals_since_best")
+        right = {
+            "step": state.get("step") == step,
+            "best": state.get("best") is None or all_of(state["best"], int, float),
+            "evals_since_best": all_of([evals], int) and evals in range(step + 1),
+            "fingerprints": all_of(state.get("fingerprints"), str),
+            "finished": all_of([state.get("finished")], bool),
+            "memory": all_of(saved, dict)
+            and len(saved) == len(memory)
+            and all(map(fits_memory, saved, memory)),
+        }
+        return next((name for name, good in right.items() if not good), None)
 
     def fit(self) -> Path:
         """Train to the end, or to early stopping, and write the report; return the folder.
@@ -268,6 +288,21 @@ class Run:
             f"{self.folder / 'recipe.json'}, then resume from step {step}: "
             f"kinfolk {self.work.command} --resume {self.folder}"
         )
+
+
+def all_of(values: Any, *kinds: type) -> bool:
+    """Return whether a value is a list of values of these types."""
+    return isinstance(values, list) and all(type(value) in kinds for value in values)
+
+
+def fits_memory(saved: Mapping[str, Any], memory: SegmentMemory) -> bool:
+    """Return whether a memory from a file has the parts of another, in their shapes."""
+    own = vars(memory)
+    return (
+        saved.keys() == own.keys()
+        and all(isinstance(part, torch.Tensor) for part in saved.values())
+        and all(saved[name].shape == own[name].shape for name in own)
+    )
 
 
 def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> TrainStep:

@@ -14,6 +14,7 @@ from kinfolk.batch import Batch, ComputesLoss, Inputs, Loss, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
 from kinfolk.training.capture import GraphedForwardBackward
+from kinfolk.training.optimizer import load_optimizer_state
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 
 
@@ -72,8 +73,8 @@ class Step(Protocol):
         """Return what a checkpoint keeps beside the model."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: Any, /) -> bool:
+        """Restore what `state_dict` returned; return False where a file holds something else."""
         ...
 
 
@@ -162,9 +163,9 @@ class TrainStep:
         """Return the state of the optimizer."""
         return self.optimizer.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of the optimizer."""
-        self.optimizer.load_state_dict(state)
+    def load_state_dict(self, state: Any) -> bool:
+        """Restore the state of the optimizer; return False where it is not one of it."""
+        return load_optimizer_state(self.optimizer, state)
 
     def forward(self, batch: Batch[Any]) -> Loss:
         """Return the loss of a micro-batch."""

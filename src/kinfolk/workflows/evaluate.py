@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
-from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.corpus import Corpus, IntArray, corpus_fingerprint
 from kinfolk.data.documents import DEFAULT_TEXT_FIELD, get_text, read_documents, read_jsonl
 from kinfolk.data.encode import DocumentEncoder
 from kinfolk.data.files import JSON, content_suffix, decode_utf8, normalize_newlines, open_input
@@ -228,6 +228,7 @@ def open_evaluation(
                 f"corpus {corpus} was tokenized with another tokenizer than {path}: prepare it "
                 "with the tokenizer of the model, or evaluate on the text itself"
             )
+        corpus_fingerprint(opened.folder)  # refuses damaged files
         size = opened.bytes
     objective = training_objective(model, tokenizer, folder)
     scoring = scoring_objective(model, objective, length)
