@@ -249,9 +249,7 @@ def wrong_calls(home: Home, run: Path, tuned: Path, out: Path) -> dict[str, Call
         ),
         "text is empty": lambda: kinfolk.evaluate(run, text=" "),
         "length 3 is too short": lambda: kinfolk.evaluate(run, text="a text", length=3),
-        "do not apply to test": lambda: untyped(kinfolk.evaluate)(
-            tuned, test=ROWS, length=16
-        ),
+        "do not apply to test": lambda: untyped(kinfolk.evaluate)(tuned, test=ROWS, length=16),
         "columns applies to test only": lambda: untyped(kinfolk.evaluate)(
             run, text="a text", columns="a,b"
         ),

@@ -198,6 +198,7 @@ class Output:
     hidden: Tensor  # (batch, length, hidden_size); (batch, predictions, ...) of target_positions
     cache: KVCache | None = None
     memory: SegmentMemory | None = None  # for the next segment, if the inputs had one
+    undropped: Tensor | None = None  # the hidden states before dropout, where they are penalized
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,7 @@ TYPES: dict[str, dict[str, str]] = {
     "objective": {
         "blanks": "kinfolk.objectives.blank_infilling",
         "blanks_pll": "kinfolk.objectives.blank_infilling",
+        "bptt": "kinfolk.objectives.bptt",
         "clm": "kinfolk.objectives.clm",
         "full_sentences": "kinfolk.objectives.full_sentences",
         "mlm": "kinfolk.objectives.mlm",

@@ -27,8 +27,10 @@ Decoding = Literal["causal", "encoder-decoder", "infilling", "two-stream"]
 class Pooling:
     """How hidden states become one vector of a text."""
 
-    token: Literal["first", "last", "mean"] = field(
-        default="first", help="token whose hidden state is read, or the mean of all tokens"
+    token: Literal["first", "last", "mean", "concat"] = field(
+        default="first",
+        help="token whose hidden state is read, the mean of all tokens, or the last hidden state, "
+        "the maximum and the mean side by side (concat)",
     )
     activation: Literal["tanh", "gelu"] | None = field(
         default=None, help="activation after a new dense layer; None has no such layer"

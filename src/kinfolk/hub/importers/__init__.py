@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.hub.importers import deepspeed, fairseq, tensorflow, transfo_xl
+from kinfolk.hub.importers import deepspeed, fairseq, fastai, tensorflow, transfo_xl
 from kinfolk.hub.weights import floating_point, read_pytorch
 
-IMPORTERS = (deepspeed, fairseq, transfo_xl)
+IMPORTERS = (deepspeed, fairseq, fastai, transfo_xl)
 FOLDERS = {module.MODEL_TYPE: module.convert_folder for module in (deepspeed, transfo_xl)}
 SUFFIXES = (".pt", ".pth", ".ckpt", tensorflow.SUFFIX)  # of checkpoints of other programs
 
@@ -43,6 +43,6 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             return config, floating_point(tensors, file)
     raise UserError(
         f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa and the Transformer "
-        "of fairseq, GLM and Transformer-XL of their authors): save the model as a folder of "
-        "transformers"
+        "of fairseq, AWD-LSTM of fastai, GLM and Transformer-XL of their authors): save the model "
+        "as a folder of transformers"
     )

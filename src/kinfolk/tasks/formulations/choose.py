@@ -124,7 +124,7 @@ def build_formulation(
         "pad_id": tokenizer.special_tokens.pad,
         "frame": family.frame,
         "layout": family.layout,
-        "causal": family.architecture == "decoder" and family.frame is None,
+        "causal": family.layout == "decoder" and family.frame is None,
     }
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
