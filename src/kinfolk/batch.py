@@ -122,6 +122,15 @@ class Inputs(TensorTree):
             AttentionMask.bidirectional(source.document_ids),
         )
 
+    def select(self, tokens: slice) -> "Inputs":
+        """Return a part of each row, of one stream and without block masks."""
+        return Inputs(
+            input_ids=self.input_ids[:, tokens],
+            attention_mask=self.attention_mask.select(tokens),
+            position_ids=self.position_ids[:, tokens],
+            cache=self.cache,
+        )
+
     def append_to_cache(self) -> "Inputs":
         """Append the mask of these tokens to the cache and return the inputs of the model.
 

@@ -65,6 +65,7 @@ TYPES: dict[str, dict[str, str]] = {
     "formulation": {
         "bare": "kinfolk.tasks.formulations.head",
         "cloze": "kinfolk.tasks.formulations.scoring",
+        "concat": "kinfolk.tasks.formulations.concat_head",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",

@@ -12,9 +12,9 @@ from torch import Tensor
 from kinfolk.config import FieldInfo, describe, did_you_mean, type_name
 from kinfolk.errors import UserError
 from kinfolk.families.mapping import ParameterMap, require
-from kinfolk.nn.language_model import MAX_VOCAB, LanguageModel, ModelConfig
+from kinfolk.nn.language_model import MAX_VOCAB, LanguageModel, ModelConfig, Pooling
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.config import TrainConfig
+from kinfolk.training.config import FineTuneConfig, TrainConfig
 
 Config = TypeVar("Config")
 SEQUENCE_SUMMARY = "sequence_summary.summary"  # transformers' pooling layer of ELECTRA and XLNet
@@ -231,6 +231,8 @@ class Family:
     objectives: Mapping[str, type[Any]] = field(default_factory=dict)
     training: TrainConfig = field(default_factory=TrainConfig)  # of the standard sizes
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
+    finetune_training: TrainConfig | None = None  # None: by architecture, size and pretraining
+    finetuning: FineTuneConfig = FineTuneConfig()  # of pretrained weights
     template: str | None = None  # special tokens that its tokenizer adds to a text
     task_template: str | None = None  # the same in fine-tuning, where the tokenizer adds none
     hf: HuggingFace | None = None  # None: saved in our own format
@@ -262,7 +264,10 @@ class Family:
     @property
     def formulations(self) -> tuple[str, ...]:
         """The names of its task formulations, the default first."""
-        return FORMULATIONS.get(self.model.decoding or "", ("head",))
+        names = FORMULATIONS.get(self.model.decoding or "", ("head",))
+        if self.model.pooling == Pooling(token="concat"):
+            return ("concat", *(name for name in names if name != "transformed"))
+        return names
 
     @property
     def layout(self) -> str | None:

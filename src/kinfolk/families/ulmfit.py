@@ -30,7 +30,7 @@ from kinfolk.nn.recurrent import Recurrence, empty_lstm_memory, run_eagerly
 from kinfolk.objectives.bptt import BPTT
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
-from kinfolk.training.config import TrainConfig
+from kinfolk.training.config import FineTuneConfig, TrainConfig
 
 
 @config("ulmfit")
@@ -70,6 +70,7 @@ class ULMFiT(LanguageModel):
     pooling = Pooling(token="concat")
     lm_head_modules = ("bias",)
     pretraining_only = ("bias",)
+    top_modules = ("token_embeddings", "bias")
 
     def __init__(self, c: ULMFiTConfig) -> None:
         super().__init__()
@@ -158,6 +159,16 @@ PAPER_TRAINING = TrainConfig(
     grad_clip=0.25,
 )
 
+# Section 4.1; discriminative rates and gradual unfreezing are sections 3.2 and 3.3.
+FINETUNE_TRAINING = TrainConfig(
+    batch_size=32,
+    lr=1e-2,
+    schedule="slanted",
+    betas=(0.7, 0.99),
+    weight_decay=0.01,
+    eval_batches=64,
+)
+
 FAMILY = Family(
     name="ulmfit",
     title="ULMFiT",
@@ -183,4 +194,6 @@ FAMILY = Family(
     objectives={"bptt": BPTT, "stream": RecurrentCLM, "clm": CLM},
     training=TrainConfig(lr=3e-3, warmup=200),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
+    finetune_training=FINETUNE_TRAINING,
+    finetuning=FineTuneConfig(layer_lr_decay=1 / 2.6, gradual_unfreezing=True),
 )

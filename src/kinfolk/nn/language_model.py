@@ -173,6 +173,7 @@ class LanguageModel(nn.Module):
     random_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
+    top_modules: tuple[str, ...] = ()  # of the top layer besides a head: a tied output layer
 
     @property
     def pretrained(self) -> "LanguageModel":

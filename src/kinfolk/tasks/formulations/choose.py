@@ -8,6 +8,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.concat_head import ConcatHead
 from kinfolk.tasks.formulations.coreference_head import MentionRanking
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
@@ -24,6 +25,7 @@ ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     SpanHead,
     MentionRanking,
     CausalHead,
+    ConcatHead,
     TextToText,
     Cloze,
     Prompt,
@@ -138,7 +140,9 @@ def build_formulation(
 
 def with_mean_pooling(formulation: Formulation) -> Formulation:
     """Return the formulation with a head over the mean of all tokens of a text."""
-    if isinstance(formulation, SequenceHead) and not isinstance(formulation, CausalHead):
+    if isinstance(formulation, SequenceHead) and not isinstance(
+        formulation, CausalHead | ConcatHead
+    ):
         return replace(formulation, mean_pooling=True)
     raise UserError(
         f"--pooling mean does not apply to the formulation {formulation.name!r} of "

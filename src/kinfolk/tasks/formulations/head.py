@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.batch import IGNORE_INDEX, Batch, Loss
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.task_heads import Head
@@ -97,6 +97,11 @@ class SequenceHead(LabelHead):
     needs_template = True
 
     @property
+    def reads_all_tokens(self) -> bool:
+        """Whether the hidden states of all tokens are read, not of one."""
+        return self.mean_pooling
+
+    @property
     def head(self) -> Head:
         """One logit per class, or one per option."""
         return "choice" if self.task.output == "option" else "text"
@@ -150,7 +155,7 @@ class SequenceHead(LabelHead):
         templated = apply_template(self.frame, tokenizer.special_tokens, texts)
         everything = np.arange(len(templated.ids))
         return templated.example(
-            everything if self.mean_pooling else everything[[templated.cls_index]]
+            everything if self.reads_all_tokens else everything[[templated.cls_index]]
         )
 
     def targets(
@@ -169,15 +174,19 @@ class SequenceHead(LabelHead):
         weight = torch.ones(len(target)) if number else self.weights_of(target)
         soft = stack_soft_targets(instances)
         read_at, owners = collated.read_positions(examples), None
-        if self.mean_pooling:
+        if self.reads_all_tokens:
             sizes = torch.tensor([len(example.read_positions) for example in examples])
             owners = torch.repeat_interleave(torch.arange(len(examples)), sizes)
         return TaskTargets(read_at, index, target, weight, soft, example_ids=owners)
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class or option), or the squared error of a number."""
-        logits = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
+        logits = self.pooled_logits(model, self.hidden_states(model, batch.inputs), batch.targets)
         return Loss({"label": self.loss_sum(logits, batch.targets)})
+
+    def hidden_states(self, model: Any, inputs: Inputs) -> Tensor:
+        """Run the network: (rows, length, size)."""
+        return model(inputs).hidden
 
     def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of each text or option: (examples, classes)."""
@@ -206,7 +215,7 @@ class SequenceHead(LabelHead):
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each instance: (classes,) or (options,)."""
-        scores = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
+        scores = self.pooled_logits(model, self.hidden_states(model, batch.inputs), batch.targets)
         if self.task.output == "option":
             return [part[:, 0] for part in split_by_instance(scores, batch.targets.instance_ids)]
         return [*scores.double().cpu().numpy()]
