@@ -102,8 +102,8 @@ def test_a_family_describes_itself() -> None:
                 generates = who.architecture in ("decoder", "encoder-decoder")
                 generates |= who.name in ("xlnet", "ulmfit")
                 assert ("generate" in who.capabilities) == generates
-                fills = who.architecture in ("encoder", "encoder-decoder") or who.name == "glm"
-                assert ("fill" in who.capabilities) == fills
+                fills = who.architecture == "encoder" or {"spans", "blanks"} & {*who.objectives}
+                assert ("fill" in who.capabilities) == bool(fills)
                 assert {config.network for config in who.sizes.values()} == {who.model}
 
 

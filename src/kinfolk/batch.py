@@ -66,6 +66,8 @@ class Inputs(TensorTree):
     # (batch, length): 0 in the first text of a pair, 1 in the second
     token_type_ids: Tensor | None = None
     block_position_ids: Tensor | None = None  # (batch, length): position in the span (GLM)
+    # (batch, length, characters): of each token; None: those that the network knows by its id
+    character_ids: Tensor | None = None
     # (batch, predictions): target positions of the query stream (XLNet)
     target_positions: Tensor | None = None
     encoder_inputs: "Inputs | None" = None  # of an encoder-decoder

@@ -10,6 +10,7 @@ import difflib
 import importlib
 import json
 import math
+import re
 import sys
 import types
 import typing
@@ -22,6 +23,7 @@ from kinfolk.synonyms import SAME_VALUES, SYNONYMS
 
 T = TypeVar("T")
 MAX_SHOWN = 200  # characters of a wrong value in a sentence
+LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
 
 # A family's config has the name of the family and of its module.
@@ -38,8 +40,13 @@ TYPES: dict[str, dict[str, str]] = {
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},
     "model": {
+        "with_features": "kinfolk.nn.task_networks",
         "with_head": "kinfolk.nn.task_heads",
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
+    },
+    "task_network": {
+        "bilstm_classifier": "kinfolk.nn.task_networks",
+        "bilstm_tagger": "kinfolk.nn.task_networks",
     },
     "objective": {
         "blanks": "kinfolk.objectives.blank_infilling",
@@ -67,6 +74,8 @@ TYPES: dict[str, dict[str, str]] = {
         "cloze": "kinfolk.tasks.formulations.scoring",
         "concat": "kinfolk.tasks.formulations.concat_head",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
+        "feature_classifier": "kinfolk.tasks.formulations.features",
+        "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",
         "span_head": "kinfolk.tasks.formulations.span_head",
@@ -534,7 +543,9 @@ def _choice(text: str, choices: Sequence[Any]) -> str:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a value has the type that a field declares."""
-    if hint in (int, str, bool):
+    if hint is str:  # JSON may hold half a character, which no file and no terminal takes
+        return type(value) is str and not LONE_SURROGATE.search(value)
+    if hint in (int, bool):
         return type(value) is hint
     if hint is float:  # no bool, no NaN, nothing beyond the range of a float
         return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -176,7 +176,7 @@ MISTAKES = [
     ("generate {tmp}/none The", "no such folder: {tmp}/none"),
     (
         "generate {bert} The",
-        "bert models do not support generate (families that do: transformer, gpt, gpt2, ",
+        "bert models do not support generate (families that do: cove, transformer, gpt, ",
     ),
     ("generate {gpt2} The --top-p 0", "--top-p=0: it must be above 0 and at most 1"),
     ("generate {gpt2} The --top-k 0", "--top-k=0: it must be at least 1"),

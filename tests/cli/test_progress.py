@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -85,6 +86,25 @@ def test_without_a_terminal_a_line_has_the_speed_and_the_time_left(
         "reading  4.0 MB/10.0 MB  50.0 kB/s  ETA 2m00s",
         "counting  2.0 kB/4.0 kB  50 bytes/s  ETA 40s",
     ]
+
+
+def test_a_stage_that_reports_nothing_shows_its_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.02)
+    screen, said = Console(file=io.StringIO(), width=50), ""
+    with byte_progress("reading") as progress:
+        progress.stage("learning", 0, None)
+        screen.print(progress._bar.get_renderable())
+        end = time.monotonic() + 30
+        while said.count("learning  0s elapsed\n") < 2 and time.monotonic() < end:
+            said += capsys.readouterr().err
+    assert said.count("learning  0s elapsed\n") >= 2
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue().split()[:2] == ["learning", "0s"]
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert not capsys.readouterr().err
 
 
 def test_step_and_time_left_are_readable_at_50_columns_and_markup_is_text() -> None:

@@ -161,6 +161,18 @@ def test_a_tokenizer_of_ones_own_serves(
     assert "bleu" not in json.loads(said.out)  # nothing to measure it on
 
 
+def test_training_continues_from_a_folder_and_keeps_its_tokenizer(
+    run: Path, texts: Path, kinfolk: Kinfolk, tmp_path: Path
+) -> None:
+    out, few = tmp_path / "run", [word for word in FEW if word not in ("--vocab", 380)]
+    said = kinfolk("pretrain", run, *named(texts), "-o", out, *few, "--steps", 1, "--json")
+    assert said.code == 0, said.err
+    assert "bleu" in json.loads(said.out)
+    recipe = Recipe.read(out / "recipe.json")
+    assert Path(recipe.init_from).parent == (run / "checkpoints").resolve()
+    assert Corpus.open(out / "corpus").tokenizer_hash == Corpus.open(run / "corpus").tokenizer_hash
+
+
 def test_the_default_vocabulary_is_as_large_as_the_text_supports(
     texts: Path, kinfolk: Kinfolk, tmp_path: Path
 ) -> None:
@@ -193,6 +205,7 @@ MISTAKES = [
     ("{who} {pairs} -o {new} {v} train.steps=x", "a whole number"),
     ("{who} {pairs} -o {new} {v} --device gpu", "unknown device 'gpu'"),
     ("{who} {pairs} -o {new} {v} --length 32 train.schedule=x", "train.schedule=x: it must be"),
+    ("{run} {pairs} -o {new} {v}", "{run}, which keeps its tokenizer: remove it"),
     ("gpt2 {pairs} -o {new}", "gpt2 has no objective 'pairs' (supported: clm"),
     ("transformer/huge {pairs} -o {new}", "has no size 'huge'"),
     ("--resume {run} {pairs}", "cannot be combined with other options"),

@@ -17,6 +17,7 @@ from kinfolk.data.datasets import PackedDataset
 from kinfolk.families import families
 from kinfolk.families.base import Family
 from kinfolk.families.electra import Electra
+from kinfolk.nn.language_model import EncoderDecoder
 from kinfolk.rng import Stream, generator
 from kinfolk.training.optimizer import build_optimizer, layer_index, num_layers
 from kinfolk.training.step import Learner, TrainStep
@@ -150,7 +151,11 @@ def test_the_table_that_reads_tokens_predicts_them(member: Family) -> None:
     seen |= set(labels_of(batch).labels.tolist())
     absent = sorted(set(range(VOCAB)) - seen)
     assert absent
-    tables = {n: p for n, p in model.named_parameters() if p.dim() == 2 and len(p) >= VOCAB}
+    tables = {
+        n: p
+        for n, p in model.named_parameters()
+        if p.dim() == 2 and len(p) >= VOCAB and not n.startswith(model.input_only)
+    }
     assert tables, "no table of tokens"
     for name, table in tables.items():
         assert table.grad is not None
@@ -187,11 +192,16 @@ def gradients(
     # A copy of the batch for each token that something is said of: one pass back serves them all.
     inputs = tree_map(batch.inputs, lambda rows: rows.repeat(shown.numel(), 1))
     seen: list[tuple[Tensor, Tensor]] = []
-    hook = model.token_embeddings.register_forward_hook(
-        lambda _, ids, out: seen.append((ids[0], out))
-    )
+    tables = {model.token_embeddings}
+    if isinstance(model, EncoderDecoder):
+        tables.add(model.decoder_embeddings)
+    hooks = [
+        table.register_forward_hook(lambda _, ids, out: seen.append((ids[0], out)))
+        for table in tables
+    ]
     scores = voice(model, inputs)
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
     sides = {"target": inputs} | (
         {"source": inputs.encoder_inputs} if inputs.encoder_inputs is not None else {}
     )

@@ -2,13 +2,11 @@
 
 import json
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask
@@ -22,10 +20,10 @@ from kinfolk.hub.importers.transfo_xl import convert_folder
 from kinfolk.nn import relative_attention
 from kinfolk.nn.attention import FlexBlockSparse, attention_backend
 from kinfolk.nn.language_model import attention_windows
+from support.checkpoints import golden, group
 from support.networks import hollow
 from support.peers import ids, inputs, near, parameters, ragged, shake
 
-GOLDEN = Path(__file__).parent / "golden" / "transformer_xl.safetensors"  # see the script there
 # As transformers counts. The paper rounds: 151M and 41M, 277M; of the first it says 257M, and the
 # weights that were released are these.
 PUBLISHED = {
@@ -39,20 +37,6 @@ SMALL = TransformerXLConfig(
     cutoffs=(20, 40), div_val=2,
     dropout=0.0, attention_dropout=0.0,
 )  # fmt: skip
-
-
-@cache
-def golden(case: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a network's config, weights, and what it was asked and said."""
-    with safe_open(GOLDEN, "pt") as file:  # type: ignore[no-untyped-call]
-        theirs: dict[str, Any] = json.loads(file.metadata()[case])
-        found = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118
-        tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in found}
-    return theirs, tensors
-
-
-def group(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
-    return {k.removeprefix(f"{kind}/"): t for k, t in tensors.items() if k.startswith(f"{kind}/")}
 
 
 def loaded(data: dict[str, Any], weights: dict[str, Tensor], folder: Path) -> Any:

@@ -18,36 +18,16 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.hub import load_model, save
+from support.checkpoints import (
+    HEADS,
+    LAYERS,
+    SIZE,
+    VOCAB,
+    fairseq_tensors,
+    glm_tensors,
+    roberta_tensors,
+)
 from support.peers import near, shake
-
-VOCAB, SIZE, HEADS, LAYERS, ROWS = 70, 128, 2, 2, 33
-
-
-def glm_tensors() -> dict[str, Tensor]:
-    draws = torch.Generator().manual_seed(0)
-
-    def some(*shape: int) -> Tensor:
-        return 0.2 * torch.randn(*shape, generator=draws)
-
-    tensors = {
-        "word_embeddings.weight": some(VOCAB, SIZE),
-        "transformer.position_embeddings.weight": some(ROWS, SIZE),
-        "transformer.block_position_embeddings.weight": some(ROWS, SIZE),
-    }
-    shapes = {
-        "input_layernorm": (SIZE,),
-        "attention.query_key_value": (3 * SIZE, SIZE),
-        "attention.dense": (SIZE, SIZE),
-        "post_attention_layernorm": (SIZE,),
-        "mlp.dense_h_to_4h": (4 * SIZE, SIZE),
-        "mlp.dense_4h_to_h": (SIZE, 4 * SIZE),
-    }
-    for at, shape in [
-        *((f"transformer.layers.{i}.{n}", s) for i in range(LAYERS) for n, s in shapes.items()),
-        ("transformer.final_layernorm", (SIZE,)),
-    ]:
-        tensors |= {f"{at}.weight": some(*shape), f"{at}.bias": some(shape[0])}
-    return tensors
 
 
 def glm_logits(w: dict[str, Tensor], ids: Tensor, *, approximate: str) -> Tensor:
@@ -120,71 +100,24 @@ def test_checkpoints_of_unknown_programs_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("shape", ["joined", "2019"])
+@pytest.mark.parametrize("joined", [False, True])
 @torch.no_grad()
-def test_fairseq_joined_its_matrices_once(shape: str, tmp_path: Path) -> None:
+def test_fairseq_joined_its_matrices_once(joined: bool, tmp_path: Path) -> None:
     """Old checkpoints have query, key and value in one matrix, and settings in `args` or `cfg`."""
-    draws = torch.Generator().manual_seed(0)
-    tensors = {
-        "encoder.sentence_encoder.embed_tokens.weight": (9, 8),
-        "encoder.sentence_encoder.embed_positions.weight": (12, 8),
-        "encoder.sentence_encoder.layernorm_embedding.weight": (8,),
-        "encoder.sentence_encoder.layernorm_embedding.bias": (8,),
-        "encoder.lm_head.bias": (9,),
-    }
-    layer = "encoder.sentence_encoder.layers.0"
-    modules = {"self_attn.out_proj": (8, 8), "fc1": (16, 8), "fc2": (8, 16)}
-    modules |= dict.fromkeys(("self_attn_layer_norm", "final_layer_norm"), (8,))
-    if shape == "2019":
-        tensors |= {f"{layer}.self_attn.in_proj_weight": (24, 8)}
-        tensors |= {f"{layer}.self_attn.in_proj_bias": (24,)}
-    else:
-        modules |= {f"self_attn.{p}_proj": (8, 8) for p in "qkv"}
-    heads = {f"{layer}.{n}": s for n, s in modules.items()}
-    heads |= {"encoder.lm_head.dense": (8, 8), "encoder.lm_head.layer_norm": (8,)}
-    for name, size in heads.items():
-        tensors |= {f"{name}.weight": size, f"{name}.bias": size[:1]}
-    values = {n: torch.randn(*s, generator=draws) for n, s in tensors.items()}
+    values = roberta_tensors(joined=joined)
     settings = {"encoder_attention_heads": 2, "activation_fn": "gelu"}
     saved: dict[str, Any] = {"model": values, "cfg": {"model": settings}}
     torch.save(saved, tmp_path / "model.pt")
     model: Any = load_model(tmp_path)
     hidden = model(Inputs.from_ids(torch.tensor([[0, 5, 6, 2]]), causal=False)).hidden
     assert hidden.isfinite().all() and hidden.shape == (1, 4, 8)
-    if shape == "2019":
-        joined = values[f"{layer}.self_attn.in_proj_weight"]
-        assert torch.equal(model.layers[0].self_attention.sublayer.qkv_proj.weight, joined)
+    if joined:
+        matrix = values["encoder.sentence_encoder.layers.0.self_attn.in_proj_weight"]
+        assert torch.equal(model.layers[0].self_attention.sublayer.qkv_proj.weight, matrix)
     del saved["cfg"]
     torch.save(saved, tmp_path / "model.pt")
     with pytest.raises(UserError, match="has no encoder_attention_heads"):
         load_model(tmp_path)
-
-
-def fairseq_tensors(*, joined: bool) -> dict[str, Tensor]:
-    """Draw the weights of fairseq's Transformer: one encoder layer, two decoder layers."""
-    draws = torch.Generator().manual_seed(0)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for stack, layers in (("encoder", 1), ("decoder", 2)):
-        for layer in (f"{stack}.layers.{i}" for i in range(layers)):
-            shapes |= {f"{layer}.fc1": (24, 16), f"{layer}.fc2": (16, 24)}
-            shapes |= {f"{layer}.final_layer_norm": (16,)}
-            for attention in ("self_attn", "encoder_attn")[: 1 + (stack == "decoder")]:
-                shapes |= {
-                    f"{layer}.{attention}.{p}_proj": (16, 16) for p in ("q", "k", "v", "out")
-                }
-                shapes |= {f"{layer}.{attention}_layer_norm": (16,)}
-    tensors = {"encoder.embed_tokens.weight": 0.3 * torch.randn(20, 16, generator=draws)}
-    tensors["decoder.embed_tokens.weight"] = tensors["encoder.embed_tokens.weight"]
-    tensors["encoder.version"] = torch.tensor([3.0])
-    tensors["encoder.embed_positions._float_tensor"] = torch.zeros(1)
-    for name, shape in shapes.items():
-        tensors[f"{name}.weight"] = 0.3 * torch.randn(*shape, generator=draws)
-        tensors[f"{name}.bias"] = 0.3 * torch.randn(shape[0], generator=draws)
-    if joined:
-        for name in [n for n in tensors if ".q_proj." in n]:
-            parts = [tensors.pop(name.replace(".q_", f".{p}_")) for p in "qkv"]
-            tensors[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
-    return tensors
 
 
 def fairseq_logits(w: dict[str, Tensor], source: Tensor, target: Tensor) -> Tensor:
@@ -333,6 +266,9 @@ def test_berts_tensorflow_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_model(tmp_path)
     fake_tensorflow(monkeypatch, variables)
     with pytest.raises(UserError, match=r"bert_config\.json not found"):
+        load_model(tmp_path)
+    (tmp_path / "bert_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"bert_config\.json must hold a JSON object"):
         load_model(tmp_path)
     (tmp_path / "bert_config.json").write_text(json.dumps(sizes))
     model: Any = load_model(tmp_path)

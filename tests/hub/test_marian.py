@@ -1,6 +1,7 @@
 """Marian's translation models (OPUS): weights, configs, tokenizer and beam search, both ways."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,17 @@ from torch import Tensor
 
 import kinfolk
 from kinfolk.attention_mask import AttentionMask
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.parallel_text import ParallelText, TargetDocuments, write_parallel_corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.families.transformer import Transformer, TransformerConfig, marian_equivalent
 from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.logits_process import Constraints
 from kinfolk.hub import load_model, save
+from kinfolk.tasks.formulations.text_to_text import TextToText
+from kinfolk.tasks.rows import SourceTarget
+from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer
 from support.decoding import constrain, write
 from support.peers import ids, inputs, near, open_without_a_word, ragged, shake
@@ -271,6 +278,44 @@ def test_tokens_that_the_vocabulary_lacks_are_split(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").unlink()
     with pytest.raises(UserError, match=r"vocab\.json not found"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_targets_are_trained_with_the_tokenizer_of_the_target(tmp_path: Path) -> None:
+    marian_files(tmp_path, "unigram")
+    theirs = transformers.MarianTokenizer.from_pretrained(tmp_path)
+    expected = [theirs(text_target=line)["input_ids"] for line in GERMAN]
+    tokenizer = Tokenizer.load(tmp_path)
+    assert [tokenizer.encode(line) for line in GERMAN] != expected
+    tokenizer.save(tmp_path / "saved")
+    pairs = ParallelText(tmp_path / "a.en", tmp_path / "a.de")
+    pairs.source.write_text("\n".join(ENGLISH[: len(GERMAN)]))
+    pairs.target.write_text("\n".join(GERMAN))
+    formulation = TextToText(task=Task(kind="write"), layout="encoder-decoder", max_length=64)
+    for found in (
+        tokenizer,
+        Tokenizer.load(tmp_path / "saved"),
+        pickle.loads(pickle.dumps(tokenizer)),
+    ):
+        rows = [SourceTarget(ENGLISH[0], line, 1) for line in GERMAN]
+        for row, target in zip(rows, expected, strict=True):
+            (instance,) = formulation.instances(row, found)
+            labels = instance.examples[0].labels
+            assert labels is not None and labels.tolist() == target
+        corpus = tmp_path / f"corpus-{id(found)}"
+        write_parallel_corpus(pairs, found, corpus)
+        targets = TargetDocuments(Corpus.open(corpus))
+        for i, target in enumerate(expected):
+            assert targets.document(i).tolist() == target[:-1]
+        assert (
+            Corpus.open(corpus).tokenizer().fingerprint
+            == found.fingerprint
+            == tokenizer.fingerprint
+        )
+        constraints = Constraints.from_config(GenerationConfig(forced_prefix=GERMAN[0]), found)
+        assert list(constraints.forced_prefix) == expected[0][:-1]
+    assert Tokenizer.load(tmp_path / "target.spm").fingerprint != tokenizer.fingerprint
 
 
 @pytest.mark.parity

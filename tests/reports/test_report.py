@@ -152,7 +152,8 @@ def test_a_score_is_held_against_the_lines_only_where_that_is_fair() -> None:
     assert "50% below the unigram" in page
     assert "25% above the 3-gram" in page
     assert page.count("below the unigram") == 1
-    assert page.count("Another kind of score") == 1
+    assert page.count("cannot be compared with the dashed baselines") == 1
+    assert "Dashed lines: the loss of unigram and 3-gram on the same tokens." in page
 
 
 def test_an_empty_report_is_a_title() -> None:

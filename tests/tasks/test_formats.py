@@ -132,6 +132,17 @@ def test_what_is_written_is_read_as_the_same_rows(tmp_path: Path, task: str, nam
     assert list(read_rows(again, spec)) == rows
 
 
+def test_predicted_lines_have_the_probabilities(tmp_path: Path) -> None:
+    file, spec = sample(tmp_path, "classify", "trees")
+    rows = list(read_rows(file, spec))
+    task = Task(kind="classify", labels=("2", "3"))
+    predictions = [Prediction("3", (0.25, 0.75), 0.75), Prediction("2", (0.6, 0.4), 0.6)]
+    for every, first in ((False, "3\t0.7500"), (True, "3\t0.7500\t0.2500\t0.7500")):
+        written = write_predictions(Predictions(file, spec, task, rows, predictions, every))
+        assert next(written).rstrip("\n") == f"(3 (2 It) (4 works))\t{first}"
+        assert next(written) == "\n"
+
+
 def test_predictions_of_a_text_are_refused(tmp_path: Path) -> None:
     file, spec = sample(tmp_path, "lm", "text")
     rows = list(read_rows(file, spec))

@@ -1,13 +1,14 @@
 """A tokenizer.json of a stranger: patterns and replacements that would run away."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.text import Tokenizer, formats, train_tokenizer
+from kinfolk.text import Tokenizer, formats, patterns, train_tokenizer
 
 
 @pytest.fixture
@@ -21,31 +22,60 @@ def change(folder: Path, **parts: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | parts), encoding="utf-8")
 
 
-CATASTROPHE = {"Regex": "(a+)+$"}
+def split(pattern: str) -> dict[str, Any]:
+    """Return a pre-tokenizer that splits a text at a pattern."""
+    regex = {"Regex": pattern}
+    return {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
 
 
 @pytest.mark.parametrize(
-    "parts",
-    [
-        {
-            "pre_tokenizer": {
-                "type": "Split",
-                "pattern": CATASTROPHE,
-                "behavior": "Isolated",
-                "invert": False,
-            }
-        },
-        {"normalizer": {"type": "Replace", "pattern": CATASTROPHE, "content": ""}},
-    ],
-    ids=["pre_tokenizer", "normalizer"],
+    "pattern",
+    ["(a+)+$", "(a|aa)+$", "((xyz)+)+$", r"(\w+\s?)+$", "a*a*a*a*a*b", r"(\p{L}+)*\d", "(.*)*x$"],
 )
-def test_a_catastrophic_pattern_is_one_sentence(parts: dict[str, Any], folder: Path) -> None:
-    change(folder, **parts)
+def test_a_catastrophic_pattern_is_refused_and_the_terminal_stays_clean(
+    pattern: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    change(folder, pre_tokenizer={"type": "Sequence", "pretokenizers": [split(pattern)]})
+    with pytest.raises(UserError, match=r"the pattern .* of its pre_tokenizer takes too many step"):
+        Tokenizer.load(folder)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_patterns_are_tried_wherever_they_are(part: str, folder: Path) -> None:
+    change(folder, **{part: {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}})
+    with pytest.raises(UserError, match=f"the pattern .* of its {part} takes too many steps"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[a-z]+(?:-[a-z]+)*",
+        r"(?=(\d{3})+(?!\d))",
+        " ?[^(\\s|[.,!?…。，、।۔،])]+",  # BLOOM
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",  # Llama 3
+    ],
+)
+def test_patterns_of_published_tokenizers_are_quick(pattern: str, folder: Path) -> None:
+    change(folder, pre_tokenizer=split(pattern))
+    assert Tokenizer.load(folder).encode("bird")
+
+
+def test_a_panic_on_a_text_is_one_sentence_and_the_terminal_stays_clean(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "PROBE_LENGTHS", ())  # a pattern that no probe finds out
+    change(folder, pre_tokenizer=split("(a+)+$"))
     tokenizer, text = Tokenizer.load(folder), "a" * 40 + "b"
     assert tokenizer.encode("bird")
     for use in (tokenizer.encode, tokenizer.offsets, lambda text: tokenizer.encode_batch([text])):
         with pytest.raises(UserError, match=r"cannot encode or decode this text .*retry-limit"):
             use(text)
+    os.write(2, b"after")
+    assert capfd.readouterr() == ("", "after")
 
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
@@ -69,3 +99,35 @@ def test_a_tokenizer_json_that_is_too_large_is_not_read(
     monkeypatch.setattr(formats, "MAX_JSON_BYTES", 1000)
     with pytest.raises(UserError, match=r"tokenizer\.json has [\d,]+ bytes, more than 1,000"):
         Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("mask_token", 1, "it must be text"),
+        ("mask_token", {"content": []}, "it must be text"),
+        ("pad_token", "\ud800", "it must be text"),
+        ("model_max_length", "x", "it must be a number"),
+        ("model_max_length", -1, "it must be above 0"),
+        ("tokenizer_class", 7, "it must be text"),
+        ("strip_accents", "x", "it must be true or false"),
+        ("extra_ids", 10**12, "it must be from 0 to 65536"),
+        ("extra_ids", "x", "it must be a whole number"),
+    ],
+)
+def test_every_setting_that_is_read_has_a_type_and_a_range(
+    name: str, value: Any, rule: str, folder: Path
+) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({name: value}), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"tokenizer_config\.json: {name}=.*: {rule}"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("id", [None, "x", 1.5])
+def test_the_ids_of_added_tokens_are_whole_numbers(id: Any, tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "bird"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    added = tmp_path / "added_tokens.json"
+    added.write_text(json.dumps({"[A]": id, "[B]": 6}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"added_tokens\.json: \[A\]=.*: it must be a whole number"):
+        Tokenizer.load(tmp_path)

@@ -135,7 +135,7 @@ class TaskOptions:
     """Options of how the task is solved and scored."""
 
     formulation: str | None = option(
-        "NAME", "head, transformed (GPT-1), text (text-to-text) or cloze."
+        "NAME", "head, transformed (GPT-1), text (text-to-text), cloze or features (ELMo)."
     )
     metric: str | None = option("NAME", "Metric that selects the best checkpoint.")
     positive_label: str | None = option("LABEL", "Positive class of binary F1.")
@@ -143,6 +143,13 @@ class TaskOptions:
     pattern: str | None = option("TEXT", "cloze: '{text} It was {answer}.'")
     verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
     null_score_diff_threshold: float | None = NULL_THRESHOLD
+    task_network: str | None = option("NAME", "features: bilstm_tagger or bilstm_classifier.")
+    vectors: Path | None = option("FILE", "features: Word vectors beside them (GloVe, word2vec).")
+    feature_layers: str | None = option("NAME", "features: mixed, last or none (default: mixed).")
+    output_features: bool = flag(
+        "--output-features", "features: Add them after the task network's layers too."
+    )
+    train_backbone: bool = flag("--train-backbone", "features: Train the pretrained network too.")
     length: int | None = option("N", "Maximum input length in tokens.", max=MAX_TOKENS)
 
 
@@ -250,6 +257,11 @@ def training_function(
         "verbalizer": None if task.verbalizer is None else tuple(task.verbalizer.split(",")),
         "distillation_weight": start.distillation_weight,
         "null_score_diff_threshold": task.null_score_diff_threshold,
+        "task_network": task.task_network,
+        "vectors": None if task.vectors is None else str(task.vectors),
+        "feature_layers": task.feature_layers,
+        "output_features": task.output_features or None,
+        "train_backbone": task.train_backbone or None,
     }
 
     def train_once(

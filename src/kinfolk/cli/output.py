@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -111,6 +112,24 @@ def fixed() -> Column:
     return Column(no_wrap=True)
 
 
+class TimeLeftColumn(TimeRemainingColumn):
+    """The time left; of a stage without a known end, the time since its start."""
+
+    def render(self, task: Task) -> Text:
+        """Return the time in one word."""
+        if task.total is None:
+            return Text(duration(task.elapsed or 0.0), "progress.elapsed")
+        return super().render(task)
+
+
+class BytesColumn(DownloadColumn):
+    """The bytes done and their total; nothing in a stage that does not count them."""
+
+    def render(self, task: Task) -> Text:
+        """Return the amounts in one unit."""
+        return super().render(task) if task.completed or task.total else Text()
+
+
 def progress_bar(
     count: ProgressColumn, *others: ProgressColumn, hidden: bool = False, **settings: Any
 ) -> Progress:
@@ -122,7 +141,7 @@ def progress_bar(
     shown = (
         CutColumn(lambda task: task.description, "bold"),
         count,
-        TimeRemainingColumn(table_column=fixed()),
+        TimeLeftColumn(table_column=fixed()),
         BarColumn(),
         *others,
     )
@@ -130,13 +149,35 @@ def progress_bar(
 
 
 class ProgressReporter:
-    """Report what is done of a total: in the bar, or in a line every 30 seconds."""
+    """Report what is done of a total: in the bar, or in a line every 30 seconds.
+
+    Lines are also printed while nothing is reported, such as when a library trains a tokenizer.
+    """
 
     def __init__(self, bar: Progress, label: str, total: int | None, in_bytes: bool) -> None:
         self._bar, self._label, self._in_bytes = bar, label, in_bytes
         self._task = bar.add_task(label, total=total)
         self._total, self.done = total, 0
         self._began = self._shown = self._updated = time.monotonic()
+        self._printing, self._ended = threading.Lock(), threading.Event()
+
+    @contextmanager
+    def printing_lines(self) -> Iterator["ProgressReporter"]:
+        """Print lines of progress in the background where stderr is no terminal."""
+        if errors.is_terminal:
+            yield self
+            return
+        thread = threading.Thread(target=self._print_until_the_end, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _print_until_the_end(self) -> None:
+        while not self._ended.wait(SECONDS_BETWEEN_LINES / 10):
+            self._print_line(time.monotonic())
 
     def __call__(self, done: int, total: int | None = None) -> None:
         """Report the amount that is done so far, and the total where it was not known before."""
@@ -145,9 +186,8 @@ class ProgressReporter:
         if done == self._total or now - self._updated >= SECONDS_BETWEEN_UPDATES:
             self._updated = now
             self._bar.update(self._task, completed=done, total=self._total)
-        if not errors.is_terminal and now - self._shown >= SECONDS_BETWEEN_LINES:
-            self._shown = now
-            note(self._line(now - self._began))
+        if not errors.is_terminal:
+            self._print_line(now)
 
     def advance(self, amount: int) -> None:
         """Report an amount that was done since the last report."""
@@ -156,14 +196,24 @@ class ProgressReporter:
     def stage(self, label: str, done: int, total: int | None) -> None:
         """Report the amount that is done in a stage; another stage starts at zero."""
         if label != self._label:
-            self._label, self._total, self._began = label, None, time.monotonic()
+            self._label, self.done, self._total = label, 0, None
+            self._began = time.monotonic()
             self._bar.remove_task(self._task)
             self._task = self._bar.add_task(label, total=None)
         self(done, total)
 
+    def _print_line(self, now: float) -> None:
+        """Print a line, unless one was printed less than 30 seconds ago."""
+        with self._printing:
+            if now - self._shown >= SECONDS_BETWEEN_LINES:
+                self._shown = now
+                note(self._line(now - self._began))
+
     def _line(self, seconds: float) -> str:
+        if not self.done:
+            return f"{self._label}  {duration(seconds)} elapsed"
         amount = decimal if self._in_bytes else "{:,}".format
-        speed = self.done / seconds
+        speed = self.done / max(seconds, 1e-3)
         line = f"{self._label}  {amount(self.done)}"
         if self._total is not None:
             line += f"/{amount(self._total)}"
@@ -176,8 +226,11 @@ class ProgressReporter:
 @contextmanager
 def byte_progress(label: str) -> Iterator[ProgressReporter]:
     """Show the progress in bytes; the reporter takes those read so far and their total."""
-    with progress_bar(DownloadColumn(table_column=fixed()), transient=True) as bar:
-        yield ProgressReporter(bar, label, None, in_bytes=True)
+    with (
+        progress_bar(BytesColumn(table_column=fixed()), transient=True) as bar,
+        ProgressReporter(bar, label, None, in_bytes=True).printing_lines() as reporter,
+    ):
+        yield reporter
 
 
 @contextmanager
@@ -189,8 +242,11 @@ def row_progress(
     Rows may be printed to stdout meanwhile: they are not redirected above the bar.
     """
     count = MofNCompleteColumn(table_column=fixed())
-    with progress_bar(count, hidden=hidden, redirect_stdout=False) as bar:
-        yield ProgressReporter(bar, label, rows, in_bytes=False)
+    with (
+        progress_bar(count, hidden=hidden, redirect_stdout=False) as bar,
+        ProgressReporter(bar, label, rows, in_bytes=False).printing_lines() as reporter,
+    ):
+        yield reporter
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def pretrain(
     Every training option is also a field of the recipe: `--lr 1e-3` is `train.lr=1e-3`.
 
     With sentence pairs an encoder-decoder is trained to translate: the tokenizer and the corpus are
-    made in the run folder.
+    made in the run folder; a model folder keeps its tokenizer.
     """
     if help_fields:
         print_fields(model)

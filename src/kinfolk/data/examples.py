@@ -25,6 +25,7 @@ class Example:
     position_ids: IntArray | None = None  # None: 0, 1, 2, ...
     block_position_ids: IntArray | None = None  # position inside a blank (GLM)
     token_type_ids: IntArray | None = None
+    character_ids: IntArray | None = None  # (tokens, characters), for words by their characters
     encoder_input_ids: IntArray | None = None
     document_id: int | None = None  # of a document that continues in the next batch
     sequence_label: int = IGNORE_INDEX  # next-sentence or sentence-order prediction
@@ -145,6 +146,7 @@ def collate(rows: Sequence[Sequence[Example]], row_lengths: Sequence[int], pad_i
         position_ids=position_ids if own_positions is None else own_positions,
         token_type_ids=optional(lambda e: e.token_type_ids),
         block_position_ids=optional(lambda e: e.block_position_ids),
+        character_ids=optional(lambda e: e.character_ids),
         encoder_inputs=_encoder_inputs(rows, encoder_length[0], pad_id) if encoder_length else None,
     )
     flat = [row * length + start for row, start in enumerate(starts)]
@@ -185,8 +187,9 @@ def _encoder_inputs(rows: Sequence[Sequence[Example]], length: int, pad_id: int)
 
 
 def pad_rows(rows: Sequence[Sequence[IntArray]], length: int, fill: int) -> Tensor:
-    """Concatenate the arrays of each row and pad: (rows, length)."""
-    padded = np.full((len(rows), length), fill, np.int64)
+    """Concatenate the arrays of each row and pad: (rows, length), or more axes if these have."""
+    inner = next((array.shape[1:] for arrays in rows for array in arrays), ())
+    padded = np.full((len(rows), length, *inner), fill, np.int64)
     for row, arrays in zip(padded, rows, strict=True):
         if arrays:
             joined = np.concatenate(arrays)

@@ -90,12 +90,16 @@ def write_parallel_corpus(
     files: ParallelText, tokenizer: Tokenizer, out: Path, *, prefix: str = ""
 ) -> None:
     """Write a corpus of pairs, with a prefix before every source; warn about those left out."""
-    encoder, stream = DocumentEncoder(tokenizer), files.pairs()
+    encode_source = encode_target = DocumentEncoder(tokenizer)
+    if tokenizer.target is not tokenizer:
+        encode_target = DocumentEncoder(tokenizer.target)
+    stream = files.pairs()
     kept: list[int] = []  # lines
     with CorpusWriter(out, tokenizer) as writer:
         while chunk := list(islice(stream, PAIRS_PER_BATCH)):
-            texts = [text for _, p in chunk for text in (prefix + p.source, p.target)]
-            encoded, bytes, complete = _joined(encoder(texts))
+            sources = encode_source([prefix + pair.source for _, pair in chunk])
+            targets = encode_target([pair.target for _, pair in chunk])
+            encoded, bytes, complete = _joined(sources, targets)
             source, target = files.names
             writer.add(encoded, [target] * len(encoded.documents))
             for size in bytes.tolist() if source != target else ():
@@ -110,18 +114,28 @@ def write_parallel_corpus(
     _warn_skipped(files, kept)
 
 
-def _joined(texts: EncodedDocuments) -> tuple[EncodedDocuments, IntArray, BoolArray]:
+def _joined(
+    sources: EncodedDocuments, targets: EncodedDocuments
+) -> tuple[EncodedDocuments, IntArray, BoolArray]:
     """Join texts two by two; also return the bytes of sources, and which pairs are kept.
 
     A text may have no tokens, such as a zero-width space; its pair is left out.
     """
+    sizes = np.stack([_lengths(sources), _lengths(targets)], axis=1)
+    complete = sizes.min(axis=1) > 0
+    numbers = np.arange(sizes.size).reshape(-1, 2)  # of the texts, source and target in turn
+    owners = np.repeat(numbers.T.ravel(), sizes.T.ravel())
+    ids = np.concatenate([sources.ids, targets.ids])[np.argsort(owners, kind="stable")]
+    ids = ids[np.repeat(complete, sizes.sum(1))]
+    sequences, bytes = sizes[complete].ravel().astype(np.int32), targets.bytes[complete]
+    joined = EncodedDocuments(ids, sequences, np.full(len(bytes), 2), bytes)
+    return joined, sources.bytes[complete], complete
+
+
+def _lengths(texts: EncodedDocuments) -> IntArray:
+    """Return the number of tokens of each text."""
     ends = np.concatenate([[0], np.cumsum(texts.sentences)])
-    sizes = np.diff(ends[np.concatenate([[0], np.cumsum(texts.documents)])]).reshape(-1, 2)
-    complete = sizes.all(1)
-    ids = texts.ids[np.repeat(complete, sizes.sum(1))]
-    source, target = texts.bytes.reshape(-1, 2)[complete].T
-    sequences = sizes[complete].ravel().astype(np.int32)
-    return EncodedDocuments(ids, sequences, np.full(len(target), 2), target), source, complete
+    return np.diff(ends[np.concatenate([[0], np.cumsum(texts.documents)])])
 
 
 def _warn_skipped(files: ParallelText, kept: Sequence[int]) -> None:

@@ -96,10 +96,13 @@ class AlbertLayers(SharedLayers):
             residual(FeedForward(c.hidden_size, inner, c.activation)) for _ in range(feed_forwards)
         )
 
-    def forward(self, x: Tensor, attend: AttentionBackend) -> Tensor:
+    def forward(self, x: Tensor, attend: AttentionBackend) -> list[Tensor]:
+        """Return the input of the first layer, and the output of each."""
+        hidden = [x]
         for attention, feed_forward in self.layer_modules:
             x = self.feed_forwards[feed_forward](self.attentions[attention](x, attend))
-        return x
+            hidden.append(x)
+        return hidden
 
 
 @network_of(AlbertConfig)
@@ -123,8 +126,17 @@ class Albert(BertEmbeddings):
         self.init_weights()
 
     def forward(self, inputs: Inputs) -> Output:
+        return Output(self.layer_outputs(inputs)[-1])
+
+    @property
+    def num_feature_layers(self) -> int:
+        """The number of hidden states that `layer_outputs` returns."""
+        return len(self.layers.layer_modules) + 1
+
+    def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the input of the first layer, and the output of each."""
         x = self.embedding_projection(self.embed(inputs))
-        return Output(self.layers(x, self.attention_fn(inputs)))
+        return self.layers(x, self.attention_fn(inputs))
 
     def pool(self, hidden: Tensor) -> Tensor:
         """Return a vector of the text from the hidden state of its first token."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from kinfolk.config import FieldInfo, describe, did_you_mean, type_name
 from kinfolk.errors import UserError
 from kinfolk.families.mapping import ParameterMap, require
-from kinfolk.nn.language_model import MAX_VOCAB, LanguageModel, ModelConfig, Pooling
+from kinfolk.nn.language_model import MAX_VOCAB, LanguageModel, ModelConfig
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 
@@ -209,9 +209,9 @@ class HuggingFace:
 
 # The formulations of tasks by `decoding`, the default first; others have a task head only.
 FORMULATIONS = {
-    "causal": ("transformed", "head", "text", "prompt", "cloze"),
+    "causal": ("transformed", "head", "text", "prompt", "cloze", "features"),
     "encoder-decoder": ("text", "cloze", "prompt"),
-    "infilling": ("cloze", "text", "head", "prompt"),
+    "infilling": ("cloze", "text", "head", "prompt", "features"),
 }
 # How a prompt and its answer are laid out, by `decoding`.
 LAYOUTS = {"causal": "decoder", "encoder-decoder": "encoder-decoder", "infilling": "blanks"}
@@ -235,6 +235,7 @@ class Family:
     finetuning: FineTuneConfig = FineTuneConfig()  # of pretrained weights
     template: str | None = None  # special tokens that its tokenizer adds to a text
     task_template: str | None = None  # the same in fine-tuning, where the tokenizer adds none
+    formulation: str | None = None  # of its tasks by default; None: that of its `decoding`
     hf: HuggingFace | None = None  # None: saved in our own format
 
     def __post_init__(self) -> None:
@@ -264,10 +265,13 @@ class Family:
     @property
     def formulations(self) -> tuple[str, ...]:
         """The names of its task formulations, the default first."""
-        names = FORMULATIONS.get(self.model.decoding or "", ("head",))
-        if self.model.pooling == Pooling(token="concat"):
-            return ("concat", *(name for name in names if name != "transformed"))
-        return names
+        usual = FORMULATIONS.get(self.model.decoding or "", ("head", "features"))
+        if not self.objectives:  # a baseline has no features to give
+            usual = tuple(name for name in usual if name != "features")
+        if self.formulation == "concat":  # its head reads more than GPT's
+            usual = tuple(name for name in usual if name != "transformed")
+        preferred = self.formulation or usual[0]
+        return preferred, *(name for name in usual if name != preferred)
 
     @property
     def layout(self) -> str | None:

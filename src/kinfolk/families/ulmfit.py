@@ -194,6 +194,7 @@ FAMILY = Family(
     objectives={"bptt": BPTT, "stream": RecurrentCLM, "clm": CLM},
     training=TrainConfig(lr=3e-3, warmup=200),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
+    formulation="concat",
     finetune_training=FINETUNE_TRAINING,
     finetuning=FineTuneConfig(layer_lr_decay=1 / 2.6, gradual_unfreezing=True),
 )

@@ -67,6 +67,7 @@ class Constraints:
         cls, config: GenerationConfig, tokenizer: Tokenizer, suppress_ids: Collection[int] = ()
     ) -> "Constraints":
         """Encode the constraints of a config."""
+        tokenizer = tokenizer.target
         prefix = tokenizer.encode(config.forced_prefix, add_special_tokens=False)
         allowed = [
             tokenizer.encode(text, add_special_tokens=False) for text in config.allowed_texts

@@ -22,11 +22,13 @@ from kinfolk.hub.formats import (
     head_from_architectures,
     refuse_unnamed_head,
 )
-from kinfolk.hub.importers import FOLDERS, find_checkpoint, read_checkpoint
-from kinfolk.hub.weights import SAFETENSORS, read_weights
+from kinfolk.hub.importers import FOLDERS, convert_folder, find_checkpoint, read_checkpoint
+from kinfolk.hub.weights import SAFETENSORS, read_object, read_weights
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
+from kinfolk.nn.task_networks import ModelWithFeaturesConfig
+from kinfolk.text.characters import character_table
 from kinfolk.text.tokenizer import Tokenizer
 
 BAD_WORDS = "bad_words_ids"  # of generation_config.json alone
@@ -82,6 +84,8 @@ def format_of(c: ModelConfig) -> Format:
     hf = family.hf
     if hf is None or not hf.supports(c.pretrained):
         return Native(family)
+    if isinstance(c, ModelWithFeaturesConfig):
+        return Native(family)
     if isinstance(c, ModelWithHeadConfig):
         return head_for_config(hf, c) or Native(family)
     return hf
@@ -115,7 +119,15 @@ def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[Langua
         path = Path(folder)
         tokenizer = Tokenizer.load(path.parent if path.is_file() else path)
     _check_vocab(tokenizer, model.config.vocab_size, folder)
+    bind_tokenizer(model, tokenizer)
     return model, tokenizer
+
+
+def bind_tokenizer(model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """Give a network that reads characters those of every token; others read ids alone."""
+    size = model.config.pretrained.max_characters
+    if size is not None:
+        model.pretrained.set_character_table(torch.from_numpy(character_table(tokenizer, size)))
 
 
 def load_model(folder: Path | str) -> LanguageModel:
@@ -125,8 +137,8 @@ def load_model(folder: Path | str) -> LanguageModel:
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         data, tensors = _foreign(path)
         format = _format(data, path)
-    elif (model_type := str((data := _config(path)).get("model_type"))) in FOLDERS:
-        data, tensors = FOLDERS[model_type](data, read_weights(path), path)
+    elif str((data := _config(path)).get("model_type")) in FOLDERS:
+        data, tensors = convert_folder(data, read_weights(path), path)
         format = _format(data, path)
     else:
         known = _format(data, path) if "model_type" in data else None
@@ -208,7 +220,7 @@ def _config(path: Path) -> dict[str, Any]:
         raise UserError(f"folder {path} not found")
     if not (path / "config.json").is_file():
         raise UserError(f"{path} is not a model folder: it has no config.json")
-    return _read(path / "config.json")
+    return read_object(path / "config.json")
 
 
 def _format(data: Mapping[str, Any], path: Path) -> Format:
@@ -226,16 +238,6 @@ def _format(data: Mapping[str, Any], path: Path) -> Format:
             f"(supported: {', '.join(sorted([*known, *own]))})"
         )
     return head_from_architectures(hf, data)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({error}): copy or save it again") from error
-    if not isinstance(data, dict):
-        raise UserError(f"{file} must hold a JSON object: copy or save it again")
-    return data
 
 
 def _write(file: Path, data: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from kinfolk.families.mapping import ParameterMap, ParameterRule, module, requir
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import ModelConfig, Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
+from kinfolk.nn.task_networks import ModelWithFeaturesConfig
 from kinfolk.text.tokenizer import SpecialTokens
 
 MAX_LABELS = 2**20
@@ -129,10 +130,11 @@ def head_from_architectures(hf: HuggingFace, data: Mapping[str, Any]) -> Hugging
 
     A class that is not known is a backbone; its own heads are left out with a warning.
     """
-    names = data.get("architectures") or [None]
-    if not isinstance(names, list):
+    names = data.get("architectures")
+    names = [] if names is None else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"config.json: architectures={names!r}: it must be a list of names")
-    architecture = names[0]
+    architecture = names[0] if names else None
     heads = (WithHead(hf, h, name) for name, h in hf.heads.items() if h.name == architecture)
     return next(heads, hf)
 
@@ -164,6 +166,7 @@ def _labels(data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(labels[i]) for i in numbers)
 
 
+FEATURES = "features"  # key of a task network over the hidden states
 MODEL_TYPE_PREFIX = "kinfolk_"  # before the name of the family, in `model_type`
 
 
@@ -180,13 +183,17 @@ class Native:
         return MODEL_TYPE_PREFIX + self.family.name
 
     def to_config(self, c: Any, special_tokens: SpecialTokens | None) -> dict[str, Any]:
-        """Return the contents of config.json; a task head is under `head`."""
+        """Return the contents of config.json; a task head or network is under its own key."""
         roles = ("bos", "eos", "pad")
         ids = (
             {f"{role}_token_id": getattr(special_tokens, role) for role in roles}
             if special_tokens
             else {}
         )
+        if isinstance(c, ModelWithFeaturesConfig):
+            values = to_json(c)
+            del values["backbone"]
+            return {**asdict(c.backbone), **ids, FEATURES: values}
         if not isinstance(c, ModelWithHeadConfig):
             return {**asdict(c), **ids}
         head = asdict(c)
@@ -196,6 +203,10 @@ class Native:
         """Return the config that a config.json describes."""
         config: Any = type(next(iter(self.family.sizes.values())))
         backbone = from_fields(config, data, "config.json: ")
+        if FEATURES in data:
+            json_field(dict).check(data[FEATURES], f"config.json: {FEATURES}")
+            values = {**data[FEATURES], "backbone": to_json(backbone)}
+            return from_fields(ModelWithFeaturesConfig, values, f"config.json: {FEATURES}.")
         if "head" not in data:
             return backbone
         head = data["head"]

@@ -4,7 +4,7 @@ import argparse
 import json
 import pickle
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from kinfolk.config import describe
 from kinfolk.errors import UserError
 
 SAFETENSORS = "model.safetensors"
@@ -63,6 +64,30 @@ def floating_point(values: dict[str, Any], file: Path) -> dict[str, Tensor]:
             "before the training diverged"
         )
     return tensors
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not JSON ({error}): copy or save it again") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{file} must hold a JSON object: copy or save it again")
+    return data
+
+
+def check_settings(
+    settings: Mapping[str, Any], config: type[Any], names: Mapping[str, str], where: Path
+) -> None:
+    """Check settings of another program by the types and ranges of our fields.
+
+    `names` maps the name of a setting to the field of our config.
+    """
+    declared = describe(config)
+    for theirs, ours in names.items():
+        if theirs in settings:
+            declared[ours].check(settings[theirs], f"{where}: {theirs}")
 
 
 def read_pytorch(file: Path) -> Any:

@@ -106,6 +106,12 @@ class ModelConfig:
         """Build the network with new weights."""
         return self.network(self)
 
+    def build_on(self, backbone: "LanguageModel") -> "LanguageModel":
+        """Build the network with the weights of a pretrained one, below a new task head if any."""
+        model = self.build()
+        model.load_state_dict(backbone.state_dict())
+        return model
+
     @property
     def pretrained(self) -> "ModelConfig":
         """The config of the pretrained network: itself, or the one below a task head."""
@@ -124,6 +130,11 @@ class ModelConfig:
     @property
     def max_length(self) -> int | None:
         """The longest input in tokens; None where there is no bound."""
+        return None
+
+    @property
+    def max_characters(self) -> int | None:
+        """The characters of a token that the network reads; None where it reads ids alone."""
         return None
 
     @property
@@ -164,6 +175,8 @@ class LanguageModel(nn.Module):
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
     static_shapes: bool = True
+    # Tables of token embeddings that predict no tokens: the output layer is another one.
+    input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
     pooling: Pooling | None = None  # of a task head; None: it takes none
     lm_head_modules: tuple[
@@ -189,6 +202,39 @@ class LanguageModel(nn.Module):
         """Return the backend of self-attention for these inputs."""
         dropout = self.training and self.config.attention_dropout > 0
         return attention_backend(inputs, dropout=dropout, window=window)
+
+    @property
+    def num_feature_layers(self) -> int:
+        """The number of hidden states that `layer_outputs` returns."""
+        return int(self.config.num_layers) + 1
+
+    @property
+    def feature_size(self) -> int:
+        """The size of the hidden states that `layer_outputs` returns."""
+        return int(self.config.hidden_size)
+
+    def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the input of the first layer and the output of each: (batch, length, size).
+
+        The last one is what the network itself returns, after its last norm.
+        """
+        found: list[Tensor] = []
+
+        def add(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            found.extend([output] if found else [arguments[0], output])
+
+        stacks = [part for part in self.modules() if isinstance(part, LayerStack)]
+        hooks = [layer.register_forward_hook(add) for stack in stacks for layer in stack]
+        try:
+            hidden = self(inputs).hidden
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [*found[:-1], hidden]
+
+    def set_character_table(self, table: Tensor) -> None:
+        """Set the characters of every token, if the config has `max_characters`."""
+        raise NotImplementedError
 
     def forward_lm(self, inputs: Inputs) -> Output:
         """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""
@@ -225,6 +271,11 @@ class EncoderDecoder(LanguageModel):
     architecture = "encoder-decoder"
     decoding = "encoder-decoder"
     can_fill = True
+
+    @property
+    def decoder_embeddings(self) -> nn.Module:
+        """The embeddings that the decoder reads; by default the encoder's."""
+        return self.token_embeddings
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token, computed on demand."""

@@ -86,6 +86,10 @@ class ModelWithHeadConfig(ModelConfig):
         """The longest input in tokens; None where there is no bound."""
         return self.backbone.max_length
 
+    def build_on(self, backbone: LanguageModel) -> "ModelWithHead":
+        """Return a new head on a copy of the weights of a pretrained network."""
+        return ModelWithHead.of(backbone, self)
+
     @property
     def pools_text(self) -> bool:
         """Whether the head scores whole texts."""

@@ -14,8 +14,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from kinfolk.config import convert, field, from_fields
 from kinfolk.errors import UserError
-from kinfolk.text import sentencepiece
+from kinfolk.text import patterns, sentencepiece
 from kinfolk.text.segment import HAN
 
 # By file format: tokenizer_class of tokenizer_config.json, without "Tokenizer", to our format name.
@@ -37,6 +38,27 @@ MAX_JSON_BYTES = 2**29  # of a tokenizer.json
 MAX_GROWTH = 64  # of a text by the replacements of a normalizer or decoder
 
 TokenizerConfig = Mapping[str, Any]
+SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
+
+
+def setting(**bounds: float) -> Any:
+    """Declare a field of tokenizer_config.json, which may be missing or null."""
+    return field(default=None, **bounds)
+
+
+@dataclass(frozen=True)
+class SettingFields:
+    """The fields of tokenizer_config.json that are read, besides the tokens of roles."""
+
+    tokenizer_class: str | None = setting()
+    do_lower_case: bool | None = setting()
+    strip_accents: bool | None = setting()
+    tokenize_chinese_chars: bool | None = setting()
+    keep_accents: bool | None = setting()
+    add_prefix_space: bool | None = setting()
+    separate_vocabs: bool | None = setting()
+    extra_ids: int | None = setting(ge=0, le=2**16)
+    model_max_length: float | None = setting(gt=0)  # 1e30 where there is no limit
 
 
 @dataclass(frozen=True)
@@ -46,6 +68,7 @@ class LoadedTokenizer:
     backend: tokenizers.Tokenizer
     settings: TokenizerConfig  # tokenizer_config.json, with a token for each role
     template: str | None = None  # a key of TEMPLATES
+    target: Path | None = None  # files of the tokenizer of targets, where it is another one
 
 
 def tokenizer_family(settings: TokenizerConfig, files: str, guess: str, file: Path) -> str:
@@ -72,8 +95,7 @@ def special_token_map(standard: Mapping[str, str], settings: TokenizerConfig) ->
 def configured_token(settings: TokenizerConfig, role: str) -> str | None:
     """Return the token that tokenizer_config.json sets for a role."""
     token = settings.get(f"{role}_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def with_special_tokens(
@@ -98,8 +120,12 @@ def with_special_tokens(
 
 def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path, settings: TokenizerConfig) -> None:
     """Add the tokens of added_tokens.json; those with a role are special."""
-    roles = {configured_token(settings, name.removesuffix("_token")) for name in settings}
-    for token, id in sorted(read_settings(file).items(), key=lambda pair: pair[1]):
+    roles = {configured_token(settings, role) for role in SPECIAL_TOKEN_ROLES}
+    added = read_settings(file)
+    for token, id in added.items():
+        convert(id, int, f"{file}: {token}")
+        convert(token, str, f"{file}: token")
+    for token, id in sorted(added.items(), key=lambda pair: pair[1]):
         special = token in roles or token in (*GLM_MASKS, *GLM_ENDS.values())
         backend.add_tokens([AddedToken(token, normalized=False, special=special)])
         if backend.token_to_id(token) != id:
@@ -127,6 +153,15 @@ def read_settings(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
+def read_config(file: Path) -> TokenizerConfig:
+    """Read tokenizer_config.json or special_tokens_map.json, and check what is used of it."""
+    settings = read_settings(file)
+    from_fields(SettingFields, settings, f"{file}: ")
+    for role in SPECIAL_TOKEN_ROLES:
+        convert(configured_token(settings, role), str | None, f"{file}: {role}_token")
+    return settings
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object."""
     text = "\n".join(lines(file))
@@ -149,6 +184,8 @@ BPE_FILES = (
 FAIRSEQ_FILE = "dict.txt"  # a token and its count on each line
 FASTAI_SUFFIX = ".pkl"  # itos.pkl: the list of the tokens
 MARIAN_FILE = "source.spm"  # SentencePiece; vocab.json beside it has the ids of both languages
+MARIAN_TARGET_FILE = "target.spm"
+TARGET_FOLDER = "target_tokenizer"  # in folders of ours
 
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
@@ -167,12 +204,15 @@ def load_backend(path: Path) -> LoadedTokenizer:
     """Load a tokenizer from a folder or from one of its files."""
     folder = path if path.is_dir() else path.parent
     settings = {
-        **read_settings(folder / "special_tokens_map.json"),
-        **read_settings(folder / "tokenizer_config.json"),
+        **read_config(folder / "special_tokens_map.json"),
+        **read_config(folder / "tokenizer_config.json"),
     }
     file = _vocabulary_file(path)
     if file.name.endswith("tokenizer.json"):
-        return LoadedTokenizer(_load_tokenizer_json(file), settings)
+        target = file.with_name(TARGET_FOLDER)
+        return LoadedTokenizer(
+            _load_tokenizer_json(file), settings, target=target if target.is_dir() else None
+        )
     if file.suffix == ".model":
         loaded = _sentencepiece(file, settings)
     elif file.suffix == ".spm":
@@ -223,18 +263,38 @@ def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{file} is not a valid tokenizer.json ({error}): save it again") from error
-    for name, part in (("normalizer", backend.normalizer), ("decoder", backend.decoder)):
-        times = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
-        if times > MAX_GROWTH:
-            raise UserError(
-                f"{file}: its {name} can make a text {times:,.0f} times longer, and {MAX_GROWTH} "
-                "are allowed: remove replacements, or use another tokenizer"
-            )
+    for name, part in text_steps(backend).items():
+        _check_steps(file, name, part)
     if isinstance(backend.decoder, decoders.WordPiece):
         backend.decoder = join_chinese(backend.decoder)
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def text_steps(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Return the parts of a tokenizer.json that change or split a text, by name."""
+    parts = {
+        "normalizer": backend.normalizer,
+        "pre_tokenizer": backend.pre_tokenizer,
+        "decoder": backend.decoder,
+    }
+    return {name: json.loads(p.__getstate__()) for name, p in parts.items() if p is not None}
+
+
+def _check_steps(file: Path, name: str, part: Mapping[str, Any]) -> None:
+    """Refuse replacements that multiply a text, and patterns that take too many steps."""
+    if (times := _growth(part)) > MAX_GROWTH:
+        raise UserError(
+            f"{file}: its {name} can make a text {times:,.0f} times longer, and {MAX_GROWTH} "
+            "are allowed: remove replacements, or use another tokenizer"
+        )
+    for pattern in patterns.regexes(part):
+        if (text := patterns.slow_text(pattern)) is not None:
+            raise UserError(
+                f"{file}: the pattern {pattern!r} of its {name} takes too many steps on a text of "
+                f"{len(text)} characters: correct it, or use another tokenizer"
+            )
 
 
 def _growth(step: Mapping[str, Any]) -> float:
@@ -468,7 +528,8 @@ def _marian(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     )
     loaded = with_special_tokens(backend, roles, "t5")
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in languages])
-    return loaded
+    target = file.with_name(MARIAN_TARGET_FILE)
+    return replace(loaded, target=target if file.name == MARIAN_FILE and target.is_file() else None)
 
 
 def _guess_family(model: sentencepiece.SentencePieceModel) -> str:

@@ -5,7 +5,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,8 @@ from tokenizers import Regex, models, pre_tokenizers, processors
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.text import formats
-
-SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
+from kinfolk.text.formats import SPECIAL_TOKEN_ROLES
+from kinfolk.text.patterns import REPEATED, is_library_error, regexes, silent_stderr
 
 # Usual names of these tokens, for folders whose settings do not name them.
 KNOWN = {
@@ -128,16 +128,31 @@ def glm_tokens(special_tokens: SpecialTokens) -> GLMTokens:
 
 
 class Tokenizer:
-    """A `tokenizers` tokenizer with the roles of its special tokens."""
+    """A `tokenizers` tokenizer with the roles of its special tokens.
+
+    Some translation models (Marian) split targets in another way than sources, into the same ids:
+    `target` is the tokenizer of targets, for other models the tokenizer itself.
+    """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, names: Mapping[str, str], *, length: int | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        names: Mapping[str, str],
+        *,
+        length: int | None = None,
+        target: "Tokenizer | None" = None,
     ) -> None:
         self._backend = backend
+        self._target = target
         self._names = dict(names)  # role to token
         self._length = length
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
         self.special_tokens = _special_tokens(backend, self._names)
+
+    @property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of targets."""
+        return self._target or self
 
     @cached_property
     def kind(self) -> str:
@@ -170,6 +185,8 @@ class Tokenizer:
         """The sha256 of everything that decides ids; the template is not included."""
         state = self.to_dict
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+        if self._target is not None:
+            deciding["target"] = self._target.fingerprint
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -187,7 +204,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with the special tokens of its template by default."""
-        with _library_errors():
+        with self._library_errors():
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_batch(
@@ -195,14 +212,14 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Return the ids of each text, in parallel."""
         special = add_special_tokens
-        with _library_errors():
+        with self._library_errors():
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=special)
         return [list(e.ids) for e in encodings]
 
     def decode(self, ids: Iterable[int], *, add_special_tokens: bool = False) -> str:
         """Return the text of ids, without special tokens by default."""
         numbers, skip = [int(i) for i in ids], not add_special_tokens
-        with _library_errors():
+        with self._library_errors():
             return str(self._backend.decode(numbers, skip_special_tokens=skip))
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -211,7 +228,7 @@ class Tokenizer:
         Special tokens are not recognized: "[MASK]" is six characters, and the only special id
         that can occur is the unknown token.
         """
-        with _library_errors():
+        with self._library_errors():
             encoding = self._plain.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
@@ -238,6 +255,15 @@ class Tokenizer:
                 f"unknown token id {id}: the ids of this tokenizer are 0 to {self.vocab_size - 1}"
             )
         return str(token)
+
+    def has_id(self, id: int) -> bool:
+        """Return whether a token has this id."""
+        return self._backend.id_to_token(id) is not None
+
+    def normalize(self, text: str) -> str:
+        """Return a text as tokens spell it: in lower case, for example."""
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text)).strip()
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None for an unknown one."""
@@ -273,6 +299,8 @@ class Tokenizer:
         backend.save(str(folder / "tokenizer.json"))
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        if self._target is not None:
+            self._target.save(folder / formats.TARGET_FOLDER, template=template, length=length)
 
     def _processor(self, template: str) -> processors.PostProcessor:
         if template not in TEMPLATES:
@@ -305,7 +333,8 @@ class Tokenizer:
         # Hugging Face writes 1e30 where there is no limit.
         limited = isinstance(length, int) and length < 1_000_000_000
         names = _role_names(loaded.backend, loaded.settings)
-        tokenizer = cls(loaded.backend, names, length=length if limited else None)
+        target = None if loaded.target is None else cls.load(loaded.target)
+        tokenizer = cls(loaded.backend, names, length=length if limited else None, target=target)
         if loaded.template is not None:
             loaded.backend.post_processor = tokenizer._processor(loaded.template)
         return tokenizer
@@ -327,31 +356,37 @@ class Tokenizer:
             f"{self.token_to_id(token)})",
             stacklevel=1,  # one place, so that a command prints it once
         )
-        return Tokenizer(self._backend, {**self._names, "eos": token}, length=self._length)
+        names = {**self._names, "eos": token}
+        return Tokenizer(self._backend, names, length=self._length, target=self._target)
+
+    @contextmanager
+    def _library_errors(self) -> Iterator[None]:
+        """Raise a user error where the `tokenizers` library fails or panics."""
+        with silent_stderr() if self._has_patterns else nullcontext():
+            try:
+                yield
+            except BaseException as error:
+                if not is_library_error(error):
+                    raise
+                raise UserError(
+                    f"the tokenizer cannot encode or decode this text ({error}): correct the "
+                    "patterns in its tokenizer.json, or use another tokenizer"
+                ) from None
+
+    @cached_property
+    def _has_patterns(self) -> bool:
+        """Whether a regular expression may run away: only those panic, which prints a trace."""
+        found = regexes(formats.text_steps(self._backend))
+        return any(REPEATED.search(pattern) for pattern in found)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self._backend.to_str(), self._names, self._length)
+        return _unpickle, (self._backend.to_str(), self._names, self._length, self._target)
 
 
-@contextmanager
-def _library_errors() -> Iterator[None]:
-    """Raise a user error where the `tokenizers` library fails or panics.
-
-    A panic derives from BaseException alone, which would end the process or one of its workers.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
-            raise
-        raise UserError(
-            f"the tokenizer cannot encode or decode this text ({error}): correct the patterns in "
-            "its tokenizer.json, or use another tokenizer"
-        ) from None
-
-
-def _unpickle(state: str, names: dict[str, str], length: int | None) -> Tokenizer:
-    return Tokenizer(tokenizers.Tokenizer.from_str(state), names, length=length)
+def _unpickle(
+    state: str, names: dict[str, str], length: int | None, target: Tokenizer | None
+) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(state), names, length=length, target=target)
 
 
 def _special_tokens(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> SpecialTokens:

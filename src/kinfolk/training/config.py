@@ -64,7 +64,7 @@ class TrainConfig:
         default=1.0, ge=0, le=1e9, help="largest norm of the gradient; 0 does not clip"
     )
     seed: int = runtime_field(
-        default=0, ge=0, le=2**63 - 1, help="seed of initial weights, data order and dropout"
+        default=0, ge=0, le=2**63 - 1, help="seed of initial weights, data order, masks and dropout"
     )
     save_every: int = checkpoint_field(
         default=1000,

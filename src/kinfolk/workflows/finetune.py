@@ -214,6 +214,8 @@ class FineTuneWorkload(Workload):
         tokenizer: Tokenizer,
         callbacks: Sequence[Callback] = (),
         settings: Sequence[str] = (),  # given fields, which are not derived from the data
+        *,
+        fresh: bool = True,  # the weights are not those of a checkpoint
     ) -> None:
         self.tokenizer, self.objective = tokenizer, recipe.formulations[0]
         self.callbacks = callbacks
@@ -262,11 +264,16 @@ class FineTuneWorkload(Workload):
             seed=self.train.seed,
             weights=mixing_weights(sizes, config.mixing_temperature),
         )
-        self.model = model_for_task(recipe, backbone).to(select_device(self.train.device))
+        model = model_for_task(recipe, backbone)
+        hub.bind_tokenizer(model, tokenizer)
+        if fresh:
+            self.report_messages(self.objective.prepare(model, tokenizer))
+        self.model = model.to(select_device(self.train.device))
         if config.noisy_tune:
-            fresh = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
-            noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=fresh)
+            added = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
+            noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=added)
         self.fingerprints = [f for dataset in recipe.datasets for f in dataset.fingerprints]
+        self.fingerprints += self.objective.fingerprints()
         self.layer_lr_decay = config.layer_lr_decay
         self.early_stopping_patience = config.early_stopping_patience
         if config.gradual_unfreezing:
@@ -283,11 +290,12 @@ class FineTuneWorkload(Workload):
             check_resumed_recipe(folder, recipe, newest)
         if newest is None and recipe.init_from:
             saved: Any = hub.load_model(Path(recipe.init_from))
-            backbone = saved.backbone if isinstance(saved, ModelWithHead) else saved
+            backbone = saved.pretrained
         else:
             backbone = build_fresh_model(recipe)
         tokenizer = Tokenizer.load(folder / "tokenizer")
-        return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS)
+        fresh = newest is None
+        return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS, fresh=fresh)
 
     def report_messages(self, messages: Sequence[str]) -> None:
         """Pass messages to the callbacks."""
@@ -389,18 +397,14 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
     """Return the backbone, with a randomly initialized head if the formulation needs one."""
     torch.manual_seed(recipe.train.seed)
     try:
-        if recipe.formulations[0].head:
-            with_head = ModelWithHead.of(backbone, recipe.model)
-            if is_raw(recipe.init_from):
-                with_head.reset_pooling()
-            return with_head
-        model: LanguageModel = recipe.model.build()
-        model.load_state_dict(backbone.state_dict())
+        model: LanguageModel = recipe.model.build_on(backbone)
     except RuntimeError:  # shapes differ
         raise UserError(
             f"the weights of {recipe.init_from} do not fit the model settings: remove those that "
             "change its size, or use --from-scratch"
         ) from None
+    if isinstance(model, ModelWithHead) and is_raw(recipe.init_from):
+        model.reset_pooling()
     return model
 
 
@@ -423,7 +427,7 @@ def distill(
     """
     predictor = load_predictor(teacher, device=device)
     formulation, task = predictor.formulation, predictor.task
-    if not isinstance(student, LabelHead) or not formulation.distills:
+    if not isinstance(student, LabelHead) or not (student.distills and formulation.distills):
         raise UserError(
             f"teacher {teacher}: distillation needs a formulation with a head (classify, regress, "
             "choose or tag) for teacher and student"

@@ -10,6 +10,7 @@ default. docs/results.md has the measurements.
 | learning rate, encoders and decoders | 0.12 / hidden size | 0.03 / hidden size |
 | learning rate, encoder-decoders | 2e-2 | 5e-3 |
 | learning rate, recurrent | 2e-3 | 2e-3 |
+| learning rate, a task network over frozen features | 1e-3 | 1e-3 |
 | a head over a text of an encoder | attention starts uniform, new pooler | as pretrained |
 
 Small files are read at most 40 times. After little pretraining the hidden state of [CLS], which
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.config import read_json
+from kinfolk.nn.task_networks import ModelWithFeaturesConfig
 from kinfolk.training.checkpoint import checkpoint_step
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.recipe import Recipe
@@ -34,6 +36,7 @@ MIN_STEPS = 400  # a small network predicts the most frequent class for the firs
 STEPS_PER_CLASS = 20
 WIDE = 512  # hidden size from which pretrained weights need few steps
 MIN_STEPS_WIDE = 150
+TASK_NETWORK_LR = 1e-3  # of new layers over frozen features, whatever their size
 EVALUATIONS = 8  # at most, where the number of epochs is not given
 
 
@@ -74,6 +77,8 @@ def default_train_config(config: Any, *, raw: bool) -> TrainConfig:
         # steps which of all tokens occur in answers.
         lr = 2e-2 if raw else 5e-3
         return replace(common, optimizer="adamw_rms", lr=lr, weight_decay=0.0)
+    if isinstance(config, ModelWithFeaturesConfig) and not config.train_backbone:
+        return replace(common, lr=TASK_NETWORK_LR, weight_decay=0.01)
     # BERT's 4e-5 at hidden size 768 (appendix A.3); higher for narrower and raw networks.
     scale = 0.12 if raw else 0.03
     lr = 2e-3 if architecture == "recurrent" else min(2e-3, scale / backbone.hidden_size)

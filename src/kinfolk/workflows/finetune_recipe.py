@@ -12,7 +12,6 @@ import torch
 from kinfolk.config import config, field, read_json, write_json
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of
-from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import TaskDataset
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.task import Task
@@ -149,7 +148,7 @@ class InitialWeights:
         """Return the network and its tokenizer, which may be trained on the rows."""
         if self.folder:
             model, tokenizer = load(self.folder, self.tokenizer or None)
-            backbone: Any = model.backbone if isinstance(model, ModelWithHead) else model
+            backbone: Any = model.pretrained
             if self.from_scratch:
                 torch.manual_seed(self.seed)
                 backbone = backbone.config.build()

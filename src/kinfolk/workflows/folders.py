@@ -22,7 +22,7 @@ LOCAL_FOLDERS = ("runs", "models", "checkpoints")  # usual names of folders, whi
 # Files that are downloaded: weights without code, configs and tokenizers.
 HUB_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*.model", "*.spm"),
-    *("tokenizer.json", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("*tokenizer.json", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
 )
 RESUME = "choose another -o, or resume it with --resume"
 

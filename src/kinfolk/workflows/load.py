@@ -14,7 +14,6 @@ from kinfolk.families import family_of, index
 from kinfolk.files import new_folder
 from kinfolk.generation.prompts import check_prompts
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
 
@@ -52,7 +51,7 @@ def require_ability(model: Any, ability: str) -> Any:
         raise UserError(
             f"{family.name} models do not support {ability} (families that do: {', '.join(others)})"
         )
-    if ability in ("generate", "fill") and isinstance(model, ModelWithHead):
+    if ability in ("generate", "fill") and model.pretrained is not model:
         raise UserError(
             f"the model was fine-tuned: its task head predicts labels, so it cannot {ability}; use "
             "kinfolk predict, or the pretrained model"

@@ -1,9 +1,10 @@
 """Sentence pairs that a model is trained or scored on, checked without importing torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kinfolk.data.parallel_text import ParallelText
+from kinfolk.errors import UserError
 from kinfolk.metrics.text import library
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
@@ -28,6 +29,14 @@ class ParallelData:
         for files in (self.train, self.dev):
             if files is not None:
                 files.check()
+
+    def with_tokenizer_of(self, folder: str) -> "ParallelData":
+        """Return the pairs for the tokenizer of a model folder, if no other is given."""
+        if self.vocab_size is not None:
+            raise UserError(
+                f"--vocab-size does not apply to {folder}, which keeps its tokenizer: remove it"
+            )
+        return self if self.tokenizer is not None else replace(self, tokenizer=Path(folder))
 
     def open_tokenizer(self) -> Tokenizer:
         """Load the tokenizer, or train one on both sides of the training pairs."""

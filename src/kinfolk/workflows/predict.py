@@ -1,12 +1,11 @@
 """Open a fine-tuned or a pretrained model, predict labelled rows and score the predictions."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import read_type, type_name
+from kinfolk.config import LONE_SURROGATE, read_type, type_name
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.nn.task_heads import ModelWithHead
@@ -45,8 +44,6 @@ from kinfolk.training.run import select_device
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
-
-SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +116,7 @@ class Predictor:
                 raise UserError(
                     f"inputs: {len(texts)} texts are too few to {self.task.kind}: give {least}"
                 )
-            if any(SURROGATE.search(text) for text in texts):
+            if any(LONE_SURROGATE.search(text) for text in texts):
                 raise UserError(
                     f"inputs: item {number:,} contains a lone surrogate, which is not valid "
                     "Unicode: fix it, or leave it out"
@@ -270,7 +267,7 @@ def added_columns(
 ) -> list[str]:
     """Return the names of the columns that `predict` adds where no header names them."""
     is_table = spec.format == "table" and not file.is_json and not spec.header
-    if not is_table and spec.format not in ("label_lines", "text_lines"):
+    if not is_table and spec.format not in ("label_lines", "text_lines", "trees"):
         return []
     if predictor.task.output == "tags":
         return []
@@ -396,7 +393,7 @@ def few_shot_predictor(
     known = rows if fewshot_from is None else fewshot_rows(fewshot_from, file, report)
     network, tokenizer = load(model, tokenizer)
     network.to(select_device(device))
-    body: Any = network.backbone if isinstance(network, ModelWithHead) else network
+    body: Any = network.pretrained
     cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     file_task = cls.from_rows(labelled, file=file.train)

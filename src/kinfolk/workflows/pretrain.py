@@ -104,6 +104,7 @@ class PretrainWorkload(Workload):
         torch.manual_seed(self.train.seed)
         # A checkpoint has all weights; the folder of the initial weights may be gone.
         model = initial_model(recipe) if fresh else recipe.model.build()
+        hub.bind_tokenizer(model, self.tokenizer)
         if recipe.vectors and fresh:
             vectors = read_vectors(recipe.vectors, self.tokenizer)
             fill_embeddings_(model, vectors)

@@ -420,12 +420,11 @@ def continue_from(
     model's run, else of its family; the settings are those of its size, and for an external model
     the family's at the learning rate of the paper.
     """
-    from kinfolk.nn.task_heads import ModelWithHead
     from kinfolk.workflows.load import load
 
     path = find_model_folder(folder)
     model, tokenizer = load(path, tokenizer)
-    if isinstance(model, ModelWithHead):
+    if model.pretrained is not model:
         raise UserError(
             f"{folder} is fine-tuned and has no LM head: continue from the pretrained model"
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from kinfolk.data.parallel_text import ParallelText, TextPair, write_parallel_corpus
 from kinfolk.errors import UserError
-from kinfolk.families import family, family_of
+from kinfolk.families import family, family_of, index
 from kinfolk.files import new_file, new_folder
 from kinfolk.generation.config import GREEDY
 from kinfolk.generation.generate import generate_batches, limit_by_source
@@ -43,11 +43,18 @@ def prepare_translation_run(
     settings: Sequence[str] = (),
     on_message: Callable[[str], None] = lambda message: None,
 ) -> Recipe:
-    """Make a run folder with a corpus of pairs in it, for `pretrain.resume` to run."""
+    """Make a run folder with a corpus of pairs in it, for `pretrain.resume` to run.
+
+    `name` is FAMILY/SIZE, or a model folder, whose tokenizer is kept.
+    """
     check_new_folder(out, RESUME)
     family_name, _, size = name.partition("/")
-    family(family_name).config(size or "tiny")
-    family(family_name).objective(objective or "pairs")
+    from_folder = family_name not in index()
+    if from_folder:
+        texts = texts.with_tokenizer_of(name)
+    else:
+        family(family_name).config(size or "tiny")
+        family(family_name).objective(objective or "pairs")
     texts.check()
     with new_folder(out) as folder:
         tokenizer = texts.open_tokenizer()
@@ -62,6 +69,7 @@ def prepare_translation_run(
             objective=objective or "pairs",
             length=length,
             vectors=vectors,
+            tokenizer=tokenizer if from_folder else None,
             settings=settings,
         )
         with warnings.catch_warnings(action="ignore"):  # repeated when the run starts

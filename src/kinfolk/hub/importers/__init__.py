@@ -1,11 +1,14 @@
 """Checkpoints of other programs, converted to config.json and tensors as transformers has them.
 
 Each module of this package has `recognizes(values)`, which looks at the contents of a file of
-`torch.save`, and `convert(values, file)`, which returns the config and the tensors, with names of
-transformers or of kinfolk. Folders whose `model_type` is a key of FOLDERS are converted too.
-TensorFlow's checkpoints, several files each, are named by their `.index` file.
+`torch.save`, `state_dict(values)`, which returns its tensors, and `convert(tensors, values, file)`,
+which returns the config and the tensors, with names of transformers or of kinfolk. Folders whose
+`model_type` is a key of FOLDERS are converted too. TensorFlow's checkpoints, several files each,
+are named by their `.index` file.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from kinfolk.hub.importers import deepspeed, fairseq, fastai, tensorflow, transf
 from kinfolk.hub.weights import floating_point, read_pytorch
 
 IMPORTERS = (deepspeed, fairseq, fastai, transfo_xl)
-FOLDERS = {module.MODEL_TYPE: module.convert_folder for module in (deepspeed, transfo_xl)}
+FOLDERS = {module.MODEL_TYPE: module for module in (deepspeed, transfo_xl)}
 SUFFIXES = (".pt", ".pth", ".ckpt", tensorflow.SUFFIX)  # of checkpoints of other programs
 
 
@@ -34,15 +37,41 @@ def find_checkpoint(path: Path) -> Path | None:
 def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return config.json and the tensors of a checkpoint of another program."""
     if file.suffix == tensorflow.SUFFIX:
-        config, tensors = tensorflow.read(file)
+        with conversion_errors(file):
+            config, tensors = tensorflow.read(file)
         return config, floating_point(tensors, file)
     values = read_pytorch(file)
     for importer in IMPORTERS:
         if importer.recognizes(values):
-            config, tensors = importer.convert(values, file)
-            return config, floating_point(tensors, file)
+            tensors = floating_point(importer.state_dict(values), file)
+            with conversion_errors(file):
+                return importer.convert(tensors, values, file)
     raise UserError(
         f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa and the Transformer "
         "of fairseq, AWD-LSTM of fastai, GLM and Transformer-XL of their authors): save the model "
         "as a folder of transformers"
     )
+
+
+def convert_folder(
+    data: Mapping[str, Any], tensors: dict[str, Tensor], folder: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return our config and tensors of a folder whose `model_type` is in FOLDERS."""
+    with conversion_errors(folder):
+        return FOLDERS[data["model_type"]].convert_folder(data, tensors, folder)
+
+
+@contextmanager
+def conversion_errors(path: Path) -> Iterator[None]:
+    """Raise a user error where tensors are missing, or have other shapes than a program writes."""
+    try:
+        yield
+    except UserError:
+        raise
+    except KeyError as error:
+        raise UserError(f"{path} has no {error.args[0]}: copy or save the model again") from error
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path} has tensors of unexpected shapes ({str(error).splitlines()[0]}): copy or save "
+            "the model again"
+        ) from error

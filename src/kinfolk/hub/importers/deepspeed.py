@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.families.glm import GLMConfig
+from kinfolk.hub.weights import check_settings
 
 MODEL_TYPE = "glm"
 HEAD_DIM = 64  # of all published sizes; a checkpoint does not say
@@ -36,7 +37,15 @@ def recognizes(values: Any) -> bool:
     return isinstance(module, dict) and "transformer.block_position_embeddings.weight" in module
 
 
-def convert(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def state_dict(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a checkpoint."""
+    tensors: dict[str, Any] = values["module"]
+    return tensors
+
+
+def convert(
+    tensors: dict[str, Tensor], values: dict[str, Any], file: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return our config and tensors; sizes are those of the tensors."""
     if (rank := re.search(r"mp_rank_(\d+)", file.name)) and file.with_name(
         file.name.replace(rank[0], f"mp_rank_{int(rank[1]) + 1:02d}")
@@ -44,7 +53,6 @@ def convert(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[st
         raise UserError(
             f"{file} is one of several parts of a model: join them with the authors' change_mp.py"
         )
-    tensors = values["module"]
     hidden_size = tensors["word_embeddings.weight"].shape[1]
     # The authors' code computes GELU by tanh.
     return _convert(tensors, file, num_heads=hidden_size // HEAD_DIM, activation="gelu_new")
@@ -58,6 +66,7 @@ def convert_folder(
         name.removeprefix("glm.") for name in tensors
     }:
         raise UserError(f"{path} is a later GLM without block positions, which is not supported")
+    check_settings(data, GLMConfig, {"num_attention_heads": "num_heads"}, path / "config.json")
     return _convert(tensors, path, num_heads=data["num_attention_heads"], activation="gelu")
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of fairseq: RoBERTa with its classification heads, and the 2017 Transformer."""
 
 import re
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.families.transformer import TransformerConfig, parameters
+from kinfolk.hub.weights import check_settings
 
 ENCODER = re.compile(r"(?:decoder|encoder)\.sentence_encoder\.(.+)")  # "decoder" before 2020
 HEAD = re.compile(r"(?:decoder\.|encoder\.)?lm_head\.(.+)")
@@ -21,6 +23,14 @@ LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 PADDING, END = 1, 2
 EMBEDDING_TABLES = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
 
+# Settings to the fields of our config that have the same type and range, also of RoBERTa's.
+SETTINGS = {
+    "encoder_attention_heads": "num_heads",
+    "activation_fn": "activation",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "activation_dropout",
+}
 # Modules of fairseq to those of transformers.
 EMBEDDINGS = {
     "embed_tokens": "word_embeddings",
@@ -47,9 +57,17 @@ def recognizes(values: Any) -> bool:
     return _is_transformer(values["model"]) or any(map(ENCODER.fullmatch, values["model"]))
 
 
-def convert(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def state_dict(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a checkpoint."""
+    tensors: dict[str, Any] = values["model"]
+    return tensors
+
+
+def convert(
+    tensors: dict[str, Tensor], values: dict[str, Any], file: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return config.json and the tensors of transformers' RoBERTa, or of our Transformer."""
-    tensors, settings = _split_qkv(values["model"]), _settings(values, file)
+    tensors, settings = _split_qkv(tensors), _settings(values, file)
     return (_transformer if _is_transformer(tensors) else _roberta)(tensors, settings, file)
 
 
@@ -154,10 +172,12 @@ def _roberta(
 
 def _settings(values: dict[str, Any], file: Path) -> dict[str, Any]:
     """Return the settings of the network: of `args`, or of `cfg.model` since fairseq 0.10."""
-    args = values.get("args") or (values.get("cfg") or {}).get("model")
-    settings = dict(args) if isinstance(args, dict) else vars(args) if args is not None else {}
+    cfg = values.get("cfg")
+    args = values.get("args") or (cfg.get("model") if isinstance(cfg, dict) else None)
+    settings = vars(args) if isinstance(args, Namespace) else args if isinstance(args, dict) else {}
     if "encoder_attention_heads" not in settings:
         raise UserError(f"{file} has no encoder_attention_heads among its settings: save it again")
+    check_settings(settings, TransformerConfig, SETTINGS, file)
     return settings
 
 

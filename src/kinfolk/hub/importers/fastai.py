@@ -17,26 +17,30 @@ LAYER_TENSORS = ("weight_ih_l0", "bias_ih_l0", "bias_hh_l0")
 
 def recognizes(values: Any) -> bool:
     """Return whether this is the state dict of an AWD-LSTM, or a learner's file with one."""
-    return isinstance(values, dict) and _prefix(_state_dict(values)) is not None
+    return isinstance(values, dict) and _prefix(state_dict(values)) is not None
 
 
-def convert(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def state_dict(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors, which a learner saves beside the state of its optimizer."""
+    model = values.get("model")
+    return model if isinstance(model, dict) else values
+
+
+def convert(
+    tensors: dict[str, Tensor], values: dict[str, Any], file: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return our config and tensors; sizes are those of the tensors, dropout rates fastai's."""
-    theirs = _state_dict(values)
-    prefix = _prefix(theirs)
+    theirs, prefix = tensors, _prefix(tensors)
     assert prefix is not None
     _check_layers(theirs, file)
     table = theirs[prefix + TABLE]
     layers = 0
     ours: dict[str, Tensor] = {"token_embeddings.weight": table}
-    try:
-        while any(name.startswith(f"{prefix}rnns.{layers}.") for name in theirs):
-            there, here = f"{prefix}rnns.{layers}", f"layers.{layers}"
-            ours |= {f"{here}.{name}": theirs[f"{there}.module.{name}"] for name in LAYER_TENSORS}
-            ours[f"{here}.weight_hh_l0"] = _recurrent_weights(theirs, there)
-            layers += 1
-    except KeyError as error:
-        raise UserError(f"{file} has no {error.args[0]}: copy or save the model again") from error
+    while any(name.startswith(f"{prefix}rnns.{layers}.") for name in theirs):
+        there, here = f"{prefix}rnns.{layers}", f"layers.{layers}"
+        ours |= {f"{here}.{name}": theirs[f"{there}.module.{name}"] for name in LAYER_TENSORS}
+        ours[f"{here}.weight_hh_l0"] = _recurrent_weights(theirs, there)
+        layers += 1
     tied = theirs.get("1.decoder.weight", table)
     if not torch.equal(tied, table):
         raise UserError(
@@ -53,12 +57,6 @@ def convert(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[st
         num_layers=layers,
     )
     return {"model_type": "kinfolk_ulmfit", **asdict(config)}, ours
-
-
-def _state_dict(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the state dict, which a learner saves beside that of its optimizer."""
-    model = values.get("model")
-    return model if isinstance(model, dict) else values
 
 
 def _prefix(theirs: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,5 @@
 """TensorFlow checkpoints of BERT's and T5's authors, where the tensorflow package is installed."""
 
-import json
 import re
 from collections.abc import Iterable
 from importlib import import_module
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.hub.weights import read_object
 
 SUFFIX = ".index"  # of a checkpoint: bert_model.ckpt.index, model.ckpt-1000000.index
 OPTIMIZER = re.compile(r".*(adam_[mv]|_slot_\w+|global_step|Momentum)|(beta\d_power|lamb).*")
@@ -45,8 +45,7 @@ def _bert_config(file: Path) -> dict[str, Any]:
     config = file.with_name("bert_config.json")
     if not config.is_file():
         raise UserError(f"{config} not found: copy it beside {file.name}")
-    data: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
-    return {**data, "model_type": "bert", "architectures": ["BertForPreTraining"]}
+    return {**read_object(config), "model_type": "bert", "architectures": ["BertForPreTraining"]}
 
 
 def _bert_name(name: str) -> str:

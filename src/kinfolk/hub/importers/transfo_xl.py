@@ -10,12 +10,25 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.families.base import json_field
 from kinfolk.families.mapping import require
 from kinfolk.families.transformer_xl import TransformerXLConfig
+from kinfolk.hub.weights import check_settings
+from kinfolk.nn.language_model import MAX_TOKENS, MAX_VOCAB
 
 MODEL_TYPE = "transfo-xl"
 PREFIX = "transformer."  # of the network in transformers; the authors' names have none
 SUPPORTED: dict[str, Any] = {"pre_lnorm": False, "attn_type": 0, "tie_weight": True}
+SIZES = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "n_layer": "num_layers",
+    "n_head": "num_heads",
+    "d_head": "head_dim",
+    "d_inner": "intermediate_size",
+    "div_val": "div_val",
+}  # fields of config.json to ours
+OPTIONAL = {"mem_len": "mem_len", "dropout": "dropout", "dropatt": "attention_dropout"}
 MEM_LEN = 384  # of the released model of WikiText-103; a state dict does not say
 
 
@@ -24,12 +37,19 @@ def recognizes(values: Any) -> bool:
     return isinstance(values, dict) and "layers.0.dec_attn.qkv_net.weight" in values
 
 
-def convert(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def state_dict(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a checkpoint, which holds nothing else."""
+    return values
+
+
+def convert(
+    tensors: dict[str, Tensor], values: dict[str, Any], file: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return our config and tensors; sizes are those of the tensors."""
-    tables = _numbered(values, "word_emb.emb_layers.{}.weight")
-    shared = "r_w_bias" in values
-    heads, head_dim = values["r_w_bias" if shared else "layers.0.dec_attn.r_w_bias"].shape
-    clusters = len(values.get("crit.cluster_weight", ()))
+    tables = _numbered(tensors, "word_emb.emb_layers.{}.weight")
+    shared = "r_w_bias" in tensors
+    heads, head_dim = tensors["r_w_bias" if shared else "layers.0.dec_attn.r_w_bias"].shape
+    clusters = len(tensors.get("crit.cluster_weight", ()))
     if clusters and len(tables) == 1:
         raise UserError(
             f"{file} does not say where its {clusters + 1} clusters of tokens begin: put it into a "
@@ -38,16 +58,16 @@ def convert(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[st
     ends = [sum(map(len, tables[: i + 1])) for i in range(len(tables))]
     data = {
         "vocab_size": ends[-1],
-        "d_model": values["layers.0.dec_attn.qkv_net.weight"].shape[1],
-        "n_layer": len(_numbered(values, "layers.{}.dec_attn.qkv_net.weight")),
+        "d_model": tensors["layers.0.dec_attn.qkv_net.weight"].shape[1],
+        "n_layer": len(_numbered(tensors, "layers.{}.dec_attn.qkv_net.weight")),
         "n_head": heads,
         "d_head": head_dim,
-        "d_inner": len(values["layers.0.pos_ff.CoreNet.0.weight"]),
+        "d_inner": len(tensors["layers.0.pos_ff.CoreNet.0.weight"]),
         "cutoffs": ends[:-1],
         "div_val": tables[0].shape[1] // tables[1].shape[1] if clusters else 1,
         "mem_len": MEM_LEN,
     }
-    return convert_folder(data, values, file)
+    return convert_folder(data, tensors, file)
 
 
 def convert_folder(
@@ -55,27 +75,25 @@ def convert_folder(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return our config and tensors from a config.json and the tensors beside it."""
     require(data, **SUPPORTED)
-    clamp_len, mem_len = data.get("clamp_len", -1), data.get("mem_len", 1600)
-    try:
-        config = TransformerXLConfig(
-            vocab_size=data["vocab_size"],
-            hidden_size=data["d_model"],
-            num_layers=data["n_layer"],
-            num_heads=data["n_head"],
-            head_dim=data["d_head"],
-            intermediate_size=data["d_inner"],
-            mem_len=mem_len,
-            clamp_len=clamp_len if clamp_len > 0 else None,
-            attention_window=mem_len if data.get("same_length") else None,
-            cutoffs=tuple(c for c in data["cutoffs"] if c < data["vocab_size"]),
-            div_val=data["div_val"],
-            dropout=data.get("dropout", 0.1),
-            attention_dropout=data.get("dropatt", 0.0),
-        )
-        fields = {**asdict(config), "cutoffs": list(config.cutoffs)}  # as in JSON
-        return {"model_type": "kinfolk_transformer_xl", **fields}, _rename(tensors, config)
-    except KeyError as error:
-        raise UserError(f"{path} has no {error.args[0]}: copy or save the model again") from error
+    where = path / "config.json"
+    check_settings(data, TransformerXLConfig, SIZES | OPTIONAL, where)
+    cutoffs = data["cutoffs"]
+    json_field(list).check(cutoffs, f"{where}: cutoffs")
+    for cutoff in cutoffs:
+        json_field(int, ge=1, lt=MAX_VOCAB).check(cutoff, f"{where}: cutoffs")
+    clamp_len = data.get("clamp_len", -1)
+    json_field(int, ge=-1, le=MAX_TOKENS).check(clamp_len, f"{where}: clamp_len")
+    config = TransformerXLConfig(
+        mem_len=data.get("mem_len", 1600),
+        clamp_len=clamp_len if clamp_len > 0 else None,
+        attention_window=data.get("mem_len", 1600) if data.get("same_length") else None,
+        cutoffs=tuple(c for c in cutoffs if c < data["vocab_size"]),
+        dropout=data.get("dropout", 0.1),
+        attention_dropout=data.get("dropatt", 0.0),
+        **{ours: data[theirs] for theirs, ours in SIZES.items()},
+    )
+    fields = {**asdict(config), "cutoffs": list(config.cutoffs)}  # as in JSON
+    return {"model_type": "kinfolk_transformer_xl", **fields}, _rename(tensors, config)
 
 
 def _rename(theirs: Mapping[str, Tensor], c: TransformerXLConfig) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import json
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -122,6 +122,7 @@ class Format:
     read: Callable[[LabelledFile, FileSpec, ReadReport], Iterator[Row]]
     write: Callable[[Predictions], Iterator[str]]  # lines, each with its end
     detect: Callable[[LabelledFile], FileSpec | None] = lambda file: None
+    _: KW_ONLY
     order: int = 0
 
 
@@ -210,8 +211,12 @@ def single_line(text: Any) -> str:
 
 
 def write_lines(predictions: Predictions) -> Iterator[str]:
-    """Append the prediction to each line, after a tab."""
-    by_number = predictions.by_number()
+    """Append the cells of the prediction to each line, after tabs."""
+    by_number, every = predictions.by_number(), predictions.all_probabilities
     for number, line in predictions.file.lines():
-        values = [single_line(prediction.value) for _, prediction in by_number.get(number, [])]
-        yield "\t".join([line, *values]) + "\n"
+        cells = [
+            single_line(cell)
+            for _, prediction in by_number.get(number, [])
+            for cell in predictions.task.to_cells(prediction, all_probabilities=every)
+        ]
+        yield "\t".join([line, *cells]) + "\n"

@@ -152,6 +152,8 @@ def _read_cbt(file: LabelledFile) -> Iterator[CompletionRow]:
 
 register(
     Format("lines", ("complete",), read_completions, write_completions, detect_cbt),
-    Format("objects", ("complete",), read_completions, write_completions, detect_completions, 3),
-    Format("text", ("lm",), read_text, write_text, detect_text, 5),
+    Format(
+        "objects", ("complete",), read_completions, write_completions, detect_completions, order=3
+    ),
+    Format("text", ("lm",), read_text, write_text, detect_text, order=5),
 )

@@ -291,9 +291,9 @@ def _cell(cells: Sequence[str], index: int) -> str:
 
 
 register(
-    Format("columns", ("tag",), read_columns, write_columns, detect_columns, 1),
+    Format("columns", ("tag",), read_columns, write_columns, detect_columns, order=1),
     Format("digits", ("tag",), read_columns, write_columns),
     Format("roles", ("tag",), read_roles, write_columns),
-    Format("objects", ("tag",), read_tagged_json, write_json, detect_tagged_json, 1),
-    Format("slashes", ("tag",), read_word_tag, write_word_tag, detect_word_tag, 2),
+    Format("objects", ("tag",), read_tagged_json, write_json, detect_tagged_json, order=1),
+    Format("slashes", ("tag",), read_word_tag, write_word_tag, detect_word_tag, order=2),
 )

@@ -255,5 +255,5 @@ def _word_starts(text: str, edges: list[int]) -> list[int]:
 register(
     Format("conll2012", ("coref",), read_conll2012, write_conll2012, detect_conll2012),
     Format("objects", ("coref",), read_coref_json, write_json, detect_coref_json),
-    Format("gap", ("coref",), read_gap, write_gap, detect_gap, 3),
+    Format("gap", ("coref",), read_gap, write_gap, detect_gap, order=3),
 )

@@ -19,10 +19,10 @@ from kinfolk.tasks.formats.base import (
     Predictions,
     ReadReport,
     register,
-    single_line,
+    write_lines,
 )
 from kinfolk.tasks.formats.labelled_file import LabelledFile
-from kinfolk.tasks.rows import LabelledText, TaggedSentence
+from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import task_class
 
 FASTTEXT_PREFIX = "__label__"
@@ -99,22 +99,25 @@ def read_text_lines(file: LabelledFile, spec: FileSpec, report: ReadReport) -> I
 
 def write_text_lines(predictions: Predictions) -> Iterator[str]:
     """Add the prediction to each line after a tab; tagged words are written as word/tag."""
-    by_number, task = predictions.by_number(), predictions.task
+    if predictions.task.output != "tags":
+        yield from write_lines(predictions)
+        return
+    by_number = predictions.by_number()
     for number, line in predictions.file.lines():
-        if number not in by_number:
-            yield line + "\n"
-            continue
-        row, prediction = by_number[number][0]
-        if isinstance(row, TaggedSentence):
+        for row, prediction in by_number.get(number, []):
             pairs = zip(row.words, prediction.value, strict=True)
-            yield " ".join(f"{word}/{tag}" for word, tag in pairs) + "\n"
-            continue
-        every = predictions.all_probabilities
-        cells = task.to_cells(prediction, all_probabilities=every)
-        yield "\t".join([line, *map(single_line, cells)]) + "\n"
+            line = " ".join(f"{word}/{tag}" for word, tag in pairs)
+        yield line + "\n"
 
 
 register(
-    Format("label_lines", ("classify",), read_label_lines, write_text_lines, detect_label_lines, 2),
+    Format(
+        "label_lines",
+        ("classify",),
+        read_label_lines,
+        write_text_lines,
+        detect_label_lines,
+        order=2,
+    ),
     Format("text_lines", TEXT_LINE_TASKS, read_text_lines, write_text_lines),
 )

@@ -198,6 +198,6 @@ register(
         read_multiple_choice,
         write_multiple_choice,
         detect_multiple_choice,
-        2,
+        order=2,
     )
 )

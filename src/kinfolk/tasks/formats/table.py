@@ -285,6 +285,8 @@ def _label(value: Any, task: str, column: Column, where: str) -> str | float:
 
 register(
     Format("trees", ("classify",), read_trees, write_lines, detect_trees),
-    Format("table", ("classify", "regress", "write"), read_table, write_table, detect_table, 4),
+    Format(
+        "table", ("classify", "regress", "write"), read_table, write_table, detect_table, order=4
+    ),
     Format("parallel", ("write",), read_parallel, write_targets),
 )

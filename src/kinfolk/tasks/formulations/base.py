@@ -85,6 +85,14 @@ class Formulation(ABC):
             )
         return self
 
+    def prepare(self, model: Any, tokenizer: Tokenizer) -> list[str]:
+        """Set what a new network takes from files; return messages about it."""
+        return []
+
+    def fingerprints(self) -> list[tuple[str, str]]:
+        """Return the files that a run is made from besides its labelled ones, with their hashes."""
+        return []
+
     @abstractmethod
     def instances(
         self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True

@@ -10,6 +10,7 @@ from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.concat_head import ConcatHead
 from kinfolk.tasks.formulations.coreference_head import MentionRanking
+from kinfolk.tasks.formulations.features import FeatureClassifier, Features, FeatureTagger
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
 from kinfolk.tasks.formulations.span_head import SpanHead
@@ -26,6 +27,8 @@ ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     MentionRanking,
     CausalHead,
     ConcatHead,
+    FeatureClassifier,
+    FeatureTagger,
     TextToText,
     Cloze,
     Prompt,
@@ -126,6 +129,7 @@ def build_formulation(
         "pad_id": tokenizer.special_tokens.pad,
         "frame": family.frame,
         "layout": family.layout,
+        "max_characters": config.max_characters,
         "causal": family.layout == "decoder" and family.frame is None,
     }
     given = {name: value for name, value in options.items() if value is not None}
@@ -152,6 +156,8 @@ def with_mean_pooling(formulation: Formulation) -> Formulation:
 
 def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
     """Return the config of the network that a formulation needs, with a head or as it is."""
+    if isinstance(formulation, Features):
+        return formulation.model_config(config)
     if formulation.head is None:
         return config
     mean = isinstance(formulation, SequenceHead) and formulation.mean_pooling

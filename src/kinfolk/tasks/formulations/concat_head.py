@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.batch import Inputs, Output
+from kinfolk.batch import Batch, Inputs, Output
 from kinfolk.config import config
 from kinfolk.data.examples import Example
 from kinfolk.tasks.formulations.base import TaskTargets, read_hidden, segment_mean
@@ -46,6 +46,10 @@ class ConcatHead(SequenceHead):
         rest = (i for text in texts[1:] for i in (delimiter, *text))
         ids = np.array([start, *texts[0], *rest], np.int64)
         return replace(last_token_example(ids), read_positions=np.arange(len(ids)))
+
+    def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
+        """Return the scores of each text or option: (examples, classes)."""
+        return self.pooled_logits(model, self.hidden_states(model, batch.inputs), batch.targets)
 
     def hidden_states(self, model: Any, inputs: Inputs) -> Tensor:
         """Return the hidden states before dropout, read in segments where a gradient is needed."""

@@ -7,14 +7,14 @@ read     *                                  read       *       *     *  *
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.task_heads import Head
@@ -46,7 +46,7 @@ from kinfolk.tasks.formulations.sequences import (
     words_example,
 )
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 
@@ -93,7 +93,7 @@ class SequenceHead(LabelHead):
     mean_pooling: bool = False  # of the hidden states of all tokens; else one token is read
 
     name = "head"
-    outputs = ("label", "number", "option")
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number", "option")
     needs_template = True
 
     @property
@@ -181,12 +181,11 @@ class SequenceHead(LabelHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class or option), or the squared error of a number."""
-        logits = self.pooled_logits(model, self.hidden_states(model, batch.inputs), batch.targets)
-        return Loss({"label": self.loss_sum(logits, batch.targets)})
+        return Loss({"label": self.loss_sum(self.scores(model, batch), batch.targets)})
 
-    def hidden_states(self, model: Any, inputs: Inputs) -> Tensor:
-        """Run the network: (rows, length, size)."""
-        return model(inputs).hidden
+    def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
+        """Return the scores of each text or option: (examples, classes)."""
+        return self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
 
     def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of each text or option: (examples, classes)."""
@@ -215,7 +214,7 @@ class SequenceHead(LabelHead):
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each instance: (classes,) or (options,)."""
-        scores = self.pooled_logits(model, self.hidden_states(model, batch.inputs), batch.targets)
+        scores = self.scores(model, batch)
         if self.task.output == "option":
             return [part[:, 0] for part in split_by_instance(scores, batch.targets.instance_ids)]
         return [*scores.double().cpu().numpy()]
@@ -336,7 +335,7 @@ class TokenHead(LabelHead):
         words = encode_words(tokenizer, row.words)
         predicate = None if row.predicate is None else words[row.predicate]
         texts = 1 if predicate is None else 2
-        room = self.max_length - num_special_tokens(self.frame, texts)
+        room = self.max_length - self.num_special_tokens(texts)
         if predicate is not None:
             predicate = predicate[: room // 2]  # leaves room for the words
             room -= len(predicate)
@@ -345,16 +344,27 @@ class TokenHead(LabelHead):
             tags = [self.task.label_id(tag) for tag in row.tags]
         instances = []
         for start, end in split_to_fit([len(word) for word in words], room):
-            example = words_example(
-                [word[:room] for word in words[start:end]],  # a single word may exceed the room
-                predicate,
-                tokenizer.special_tokens,
-                template=self.frame,
-                causal=self.causal,
-            )
+            # A single word may exceed the room.
+            example = self.example([word[:room] for word in words[start:end]], predicate, tokenizer)
             target = None if tags is None else tags[start:end]
             instances.append(Instance(examples=(example,), target=target))
         return instances
+
+    def num_special_tokens(self, texts: int) -> int:
+        """Return the number of special tokens around this many texts."""
+        return num_special_tokens(self.frame, texts)
+
+    def example(
+        self, words: Sequence[Sequence[int]], predicate: Sequence[int] | None, tokenizer: Tokenizer
+    ) -> Example:
+        """Return the example of words that fit."""
+        return words_example(
+            words,
+            predicate,
+            tokenizer.special_tokens,
+            template=self.frame,
+            causal=self.causal,
+        )
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated

@@ -180,7 +180,7 @@ def fill_pattern(pattern: str, row: Row) -> tuple[str, str]:
 
 def encode_continuation(tokenizer: Tokenizer, before: str, answer: str) -> list[int]:
     """Return the ids of an answer, with the space between it and the text before."""
-    return tokenizer.offsets(space_between(before, answer) + answer)[0]
+    return tokenizer.target.offsets(space_between(before, answer) + answer)[0]
 
 
 def causal_special_tokens(special_tokens: SpecialTokens) -> tuple[int, int, int]:

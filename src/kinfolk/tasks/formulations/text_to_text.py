@@ -57,7 +57,7 @@ class TextToText(OptionScoring):
             )
         if self.task.output in ("text", "tags", "span"):
             texts = [self.task.target_text(row) or "" for row in rows[:LENGTH_SAMPLE_ROWS]]
-            longest = max(len(tokenizer.offsets(text)[0]) for text in texts)
+            longest = max(len(tokenizer.target.offsets(text)[0]) for text in texts)
             limit = max(self.max_new_tokens, min(self.max_length, longest + 1))
             return replace(fitted, max_new_tokens=limit)
         return fitted
