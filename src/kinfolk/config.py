@@ -36,6 +36,7 @@ TYPES: dict[str, dict[str, str]] = {
     "recipe": {
         "pretrain": "kinfolk.workflows.recipe",
         "finetune": "kinfolk.workflows.finetune_recipe",
+        "stages": "kinfolk.workflows.stages",
     },
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},

@@ -85,7 +85,7 @@ class PretrainWorkload(Workload):
         self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()
     ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
-        self.row_length = recipe.objective.max_length
+        self.row_length, self.layer_lr_decay = recipe.objective.max_length, recipe.layer_lr_decay
         corpora = [share.open() for share in recipe.corpora]
         self.tokenizer = shared_tokenizer(corpora).with_end_token(recipe.objective.required_tokens)
         if (
