@@ -48,7 +48,7 @@ def test_a_family_file_is_named_after_its_family() -> None:
     files = {m.name for m in pkgutil.iter_modules(kinfolk.families.__path__)}
     assert {f.name for f in package_families()} == files - {"__main__", "base", "mapping"}
     assert set(families()) == {f.name for f in package_families() if f.objectives}
-    assert set(index()) - set(families()) == {"bilstm"}
+    assert set(index()) - set(families()) == {"bilstm", "cvt"}
 
 
 def test_names_and_sizes_are_checked_without_torch_and_one_family_imports_no_other() -> None:
@@ -103,7 +103,7 @@ def test_a_family_describes_itself() -> None:
                 generates |= who.name in ("xlnet", "ulmfit")
                 assert ("generate" in who.capabilities) == generates
                 fills = who.architecture == "encoder" or {"spans", "blanks"} & {*who.objectives}
-                assert ("fill" in who.capabilities) == bool(fills)
+                assert ("fill" in who.capabilities) == (bool(fills) or who.name == "ngram")
                 assert {config.network for config in who.sizes.values()} == {who.model}
 
 
@@ -178,6 +178,8 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         family("bert").objective("clm")
     with pytest.raises(UserError, match=r"bilstm is a baseline without a pretraining objective"):
         family("bilstm").objective()
+    with pytest.raises(UserError, match=r"cvt has no pretraining: .* kinfolk finetune"):
+        family("cvt").objective()
     with pytest.raises(UserError, match=r"bert has no size 'bert-base'.*bert-base-uncased"):
         family("bert").config("bert-base")
     with pytest.raises(UserError, match=r"bert has no size 'bert-base'.*bert-base-uncased"):

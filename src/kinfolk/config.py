@@ -43,13 +43,17 @@ TYPES: dict[str, dict[str, str]] = {
     "model": {
         "with_features": "kinfolk.nn.task_networks",
         "with_head": "kinfolk.nn.task_heads",
+        "with_views": "kinfolk.nn.views",
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
     },
     "task_network": {
+        "bcn": "kinfolk.nn.biattention",
         "bilstm_classifier": "kinfolk.nn.task_networks",
         "bilstm_tagger": "kinfolk.nn.task_networks",
+        "reader": "kinfolk.nn.biattention",
     },
     "objective": {
+        "bilm": "kinfolk.objectives.bilm",
         "blanks": "kinfolk.objectives.blank_infilling",
         "blanks_pll": "kinfolk.objectives.blank_infilling",
         "bptt": "kinfolk.objectives.bptt",
@@ -75,7 +79,10 @@ TYPES: dict[str, dict[str, str]] = {
         "cloze": "kinfolk.tasks.formulations.scoring",
         "concat": "kinfolk.tasks.formulations.concat_head",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
+        "cross_view_tags": "kinfolk.tasks.formulations.cross_view",
+        "cross_view_texts": "kinfolk.tasks.formulations.cross_view",
         "feature_classifier": "kinfolk.tasks.formulations.features",
+        "feature_reader": "kinfolk.tasks.formulations.feature_reader",
         "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",
@@ -84,7 +91,10 @@ TYPES: dict[str, dict[str, str]] = {
         "token_head": "kinfolk.tasks.formulations.head",
         "transformed": "kinfolk.tasks.formulations.head",
     },
-    "file": {"labelled_file": "kinfolk.tasks.dataset"},
+    "file": {
+        "labelled_file": "kinfolk.tasks.dataset",
+        "unlabelled_text": "kinfolk.tasks.unlabelled",
+    },
     "": {  # fields of the others
         "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
@@ -93,6 +103,7 @@ TYPES: dict[str, dict[str, str]] = {
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
+        "task_views": "kinfolk.nn.views",
     },
 }
 IN_RECIPE = ("train", "finetune", "model", "objective")  # groups that are fields of a recipe

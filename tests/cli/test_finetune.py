@@ -346,6 +346,24 @@ MISTAKES = [
     ("bert/nano --train {train} -o {new} --limit 5", "--tasks and --limit require --suite"),
     ("bert/nano --train {train} --train {ner} --dev {train} -o {new}", "got 2 --train and 1 --dev"),
     ("bert/nano --train {train} --train {ner} -o {new}", "trained on together as text"),
+    (
+        "cvt/nano --train {train} -o {new}",
+        "cvt also learns from text without labels: give it with --unlabelled FILE, or train on the",
+    ),
+    (
+        "cvt/nano --train {train} --unlabelled {bad}/blank.txt -o {new}",
+        "{bad}/blank.txt: no unlabelled text",
+    ),
+    ("cvt/nano --train {train} --unlabelled {bad}/latin.txt -o {new}", "not UTF-8 at byte 1"),
+    (
+        "bert/nano --train {train} --unlabelled {bad}/plain.txt -o {new}",
+        "--unlabelled does not apply to the formulation 'head' of bert for classify tasks",
+    ),
+    ("bert/nano --train {train} --formulation cross_view -o {new}", "(supported: head)"),
+    (
+        "cvt/nano --train {train} --unlabelled {bad}/plain.txt -o {new} --dropout 1",
+        "--dropout=1: it must be from 0 to less than 1",
+    ),
     ("bert/nano --suite glue {tmp}/none -o {new}", "no such folder: {tmp}/none"),
     ("bert/nano --suite glue {sets} -o {new} --only sst9", "--tasks sst9: unknown dataset"),
     ("--resume {tmp}", "is not a run: it has no recipe.json"),
@@ -372,6 +390,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables.write(folder / "plain.txt", [text for text, _ in tables.reviews(6)])
     tables.write(folder / "fast.txt", ["__label__a a day", "__label__a __label__b a day"])
     tables.write(folder / "mixed.txt", ["a O", "king B-PER", "", "Ann PER", "ran O"])
+    (folder / "blank.txt").write_text("\n \n", encoding="utf-8")
+    (folder / "latin.txt").write_bytes("für alle\n".encode("latin-1"))
     (folder / "loop").symlink_to(folder / "loop")
     words = ["a O", "king B-PER", "", "the O", "cat", "saw O", ""]
     tables.write(folder / "ragged.txt", [*words, *["a O", "dog B-PER", ""] * 9])

@@ -10,7 +10,7 @@ from support.runs import Kinfolk
 FILES = {
     f.stem
     for f in Path(kinfolk_families.__path__[0]).glob("*.py")
-    if "\n    objectives=" in f.read_text()
+    if "\n    objectives=" in f.read_text() or "\n    formulation=" in f.read_text()
 }
 COMMANDS = (
     "members",

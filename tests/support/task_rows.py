@@ -15,7 +15,7 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs
 from kinfolk.data.examples import Example
 from kinfolk.families import families, family, family_of
-from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.nn.task_heads import TaskModel
 from kinfolk.tasks.formulations import base as layout
 from kinfolk.tasks.formulations.base import Formulation, Instance
 from kinfolk.tasks.formulations.choose import ALL_FORMULATIONS, build_formulation, model_config
@@ -39,7 +39,7 @@ NAMES = ("Anna", "Berlin", "Otto", "Paris", "Wolfgang")
 CLASSES = ("bad", "fine", "very good")
 TAGS = ("O", "B-X", "I-X")
 KINDS = ("classify", "pair", "regress", "choose", "tag", "span", "write", "complete", "lm")
-MEMBERS = (*families(), "bilstm")
+MEMBERS = (*families(), "bilstm", "cvt")
 LENGTH = 32  # some rows are longer
 
 
@@ -149,7 +149,7 @@ def solving(
     torch.manual_seed(3)
     found = model_config(made, body, dropout=0.0)
     model: nn.Module = found.build()
-    assert isinstance(model, ModelWithHead) == (made.head is not None)
+    assert isinstance(model, TaskModel) == (made.head is not None)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -107,7 +107,7 @@ def test_both_orders_of_a_pair_are_read_and_count_once() -> None:
 
 def scores(formulation: SequenceHead, model: Any, example: Instance) -> Tensor:
     """Score an example by itself: (classes,) or (options,)."""
-    states = [model(alone(r)).hidden[0, int(r.read_positions[0])] for r in example.examples]
+    states = [model(alone(r)).hidden[0, r.read_positions].mean(0) for r in example.examples]
     if formulation.task.kind == "choose":
         return torch.cat([model.logits(state) for state in states])
     return model.logits(torch.stack(states).sum(0))  # type: ignore[no-any-return]

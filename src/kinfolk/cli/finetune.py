@@ -76,6 +76,9 @@ class DataOptions:
     )
     target: list[Path] | None = option("FILE", "Target lines aligned with --train.")
     dev_target: list[Path] | None = option("FILE", "Target lines aligned with --dev.")
+    unlabelled: list[Path] | None = option(
+        "FILE", "cvt: text or rows to learn from without labels; none for no text. Repeatable."
+    )
     task: str = option(
         "NAME",
         "auto, classify, regress, choose, tag, span, write, complete, lm or coref.",
@@ -109,10 +112,17 @@ class DataOptions:
                 if not file.is_file():
                     raise UserError(f"no such file: {file}")
 
+    @property
+    def unlabelled_files(self) -> list[Path] | None:
+        """The files of unlabelled text: an empty list for `none`, None where the option is not."""
+        return [] if self.unlabelled == [Path("none")] else self.unlabelled
+
     def read(self) -> list["TaskDataset"]:
         """Return a dataset for each training file, with the options at the same place."""
         from kinfolk.tasks.dataset import task_dataset
+        from kinfolk.tasks.unlabelled import check_text_files
 
+        check_text_files(self.unlabelled_files or ())
         files = self.train or []
         parts = zip(
             files,
@@ -135,7 +145,7 @@ class TaskOptions:
     """Options of how the task is solved and scored."""
 
     formulation: str | None = option(
-        "NAME", "head, transformed (GPT-1), text (text-to-text), cloze or features (ELMo)."
+        "NAME", "head, transformed (GPT-1), text, cloze, features (ELMo) or cross_view (CVT)."
     )
     metric: str | None = option("NAME", "Metric that selects the best checkpoint.")
     positive_label: str | None = option("LABEL", "Positive class of binary F1.")
@@ -143,7 +153,9 @@ class TaskOptions:
     pattern: str | None = option("TEXT", "cloze: '{text} It was {answer}.'")
     verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
     null_score_diff_threshold: float | None = NULL_THRESHOLD
-    task_network: str | None = option("NAME", "features: bilstm_tagger or bilstm_classifier.")
+    task_network: str | None = option(
+        "NAME", "features: bilstm_tagger, bilstm_classifier, bcn or reader."
+    )
     vectors: Path | None = option("FILE", "features: Word vectors beside them (GloVe, word2vec).")
     feature_layers: str | None = option("NAME", "features: mixed, last or none (default: mixed).")
     output_features: bool = flag(
@@ -223,7 +235,13 @@ def finetune(
     settings = [*as_settings(training, "train."), *as_settings(finetuning, "finetune.")]
     settings += overrides or []
     train = training_function(
-        model, model_options, task_options, out, settings=settings, seed=training.get("seed", 0)
+        model,
+        model_options,
+        task_options,
+        out,
+        unlabelled=data.unlabelled_files,
+        settings=settings,
+        seed=training.get("seed", 0),
     )
     if data.suite is not None:
         run_suite(data, train, out, device=training.get("device", "auto"), json=json)
@@ -241,6 +259,7 @@ def training_function(
     task: TaskOptions,
     out: Path,
     *,
+    unlabelled: Sequence[Path] | None,
     settings: Sequence[str],
     seed: int,
 ) -> "TrainFn":
@@ -276,6 +295,7 @@ def training_function(
                 length=task.length,
                 settings=[f"train.seed={seed}", *settings],
                 teacher="" if start.teacher is None else str(start.teacher.resolve()),
+                unlabelled=unlabelled,
                 metric=metric,
                 positive_label=task.positive_label,
                 source_prefix=task.source_prefix or (),

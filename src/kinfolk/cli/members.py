@@ -20,6 +20,7 @@ DIMENSIONS = {  # of a size, and the fields that hold them
     "heads": "num_heads",
     "max length": "max_length",
 }
+NO_OBJECTIVES = "none (finetune)"  # its paper has no pretraining
 EARLIER = {"kind": "architecture", "can": "capabilities"}  # keys that programs read
 
 
@@ -36,7 +37,9 @@ def members(
     """
     from kinfolk.families import index
 
-    families = {name: entry for name, entry in index().items() if entry.objectives}
+    families = {
+        name: entry for name, entry in index().items() if entry.objectives or entry.capabilities
+    }
     if family is not None:
         if family not in families:
             raise UserError(f"unknown family {family!r}: {did_you_mean(family, [*families])}")
@@ -49,7 +52,7 @@ def members(
     shown = table(*(Column(name, no_wrap=True) for name in ("name", "architecture", "objectives")))
     shown.add_column("paper")
     for entry in families.values():
-        objectives = ", ".join(entry.objectives)
+        objectives = ", ".join(entry.objectives) or NO_OBJECTIVES
         shown.add_row(f"[bold]{entry.name}[/]", entry.architecture, objectives, entry.paper)
     print_table(shown)
     every = [set(entry.sizes) for entry in families.values()]
@@ -73,7 +76,7 @@ def print_sizes(name: str, *, json: bool) -> None:
         [
             ("family", f"{chosen.title} ({chosen.paper})"),
             ("architecture", chosen.architecture),
-            ("objectives", ", ".join(chosen.objectives)),
+            ("objectives", ", ".join(chosen.objectives) or NO_OBJECTIVES),
             ("supports", ", ".join(("finetune", "evaluate", *chosen.capabilities))),
         ]
     )

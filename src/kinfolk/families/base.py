@@ -259,6 +259,7 @@ class Family:
             "generate": self.model.decoding is not None,
             "fill": self.model.can_fill,
             "export": self.hf is not None,
+            "cross_view": self.formulation == "cross_view",
         }
         return tuple(name for name, can in able.items() if can)
 
@@ -266,10 +267,11 @@ class Family:
     def formulations(self) -> tuple[str, ...]:
         """The names of its task formulations, the default first."""
         usual = FORMULATIONS.get(self.model.decoding or "", ("head", "features"))
-        if not self.objectives:  # a baseline has no features to give
-            usual = tuple(name for name in usual if name != "features")
-        if self.formulation == "concat":  # its head reads more than GPT's
-            usual = tuple(name for name in usual if name != "transformed")
+        # A baseline or counts have no features to give, and some networks take no task head.
+        featureless = not self.objectives or self.model.gradient_free is not None
+        lacking = {"features": featureless, "head": self.model.pooling is None}
+        lacking["transformed"] = self.formulation == "concat"  # whose head reads more
+        usual = tuple(name for name in usual if not lacking.get(name))
         preferred = self.formulation or usual[0]
         return preferred, *(name for name in usual if name != preferred)
 
@@ -290,6 +292,10 @@ class Family:
 
     def objective(self, name: str | None = None) -> type[Any]:
         """Return an objective by its name; by default the first."""
+        if not self.objectives and self.formulation:
+            raise UserError(
+                f"{self.name} has no pretraining: train it on labelled rows with kinfolk finetune"
+            )
         if not self.objectives:
             raise UserError(
                 f"{self.name} is a baseline without a pretraining objective: choose a family that "

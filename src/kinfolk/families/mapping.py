@@ -23,6 +23,7 @@ class ParameterRule:
     hf_names: tuple[str, ...]  # several if ours is their concatenation on the first axis
     transposed: bool = False  # in transformers
     vocab_rows: int | None = None  # number of rows in transformers; ours has padding rows of zeros
+    mapped: bool = False  # the tensor is that of the file, not a copy in float32
 
     def to_hf(self, tensor: Tensor) -> dict[str, Tensor]:
         """Return the tensors of transformers, as views."""
@@ -31,8 +32,11 @@ class ParameterRule:
         return dict(zip(self.hf_names, parts, strict=True))
 
     def from_hf(self, tensors: Mapping[str, Tensor], rows: int) -> Tensor:
-        """Return the parameter, padded to `rows` rows, as a copy in float32."""
-        tensor = torch.cat([tensors[name] for name in self.hf_names]).float()
+        """Return the parameter, padded to `rows` rows, as a copy in float32; integers stay so."""
+        if self.mapped:
+            return tensors[self.hf_names[0]]
+        tensor = torch.cat([tensors[name] for name in self.hf_names])
+        tensor = tensor.float() if tensor.is_floating_point() else tensor
         if self.transposed:
             tensor = tensor.T.contiguous()
         return tensor if len(tensor) == rows else F.pad(tensor, (0, 0, 0, rows - len(tensor)))

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,45 @@ def pooling_of(backbone: ModelConfig) -> Pooling:
     return network.pooling
 
 
+class TaskModelConfig(ModelConfig):
+    """Base of the configs of a network below modules for tasks."""
+
+    backbone: Any
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]  # read from the backbone
+        """The number of token ids."""
+        return int(self.backbone.vocab_size)
+
+    @property
+    def hidden_size(self) -> int:
+        """The size of the hidden states."""
+        return int(self.backbone.hidden_size)
+
+    @property
+    def pretrained(self) -> ModelConfig:
+        """The config of the network below the head."""
+        return self.backbone
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest input in tokens; None where there is no bound."""
+        return self.backbone.max_length
+
+    def build_on(self, backbone: LanguageModel) -> "TaskModel":
+        """Return new modules for tasks on a copy of the weights of a pretrained network."""
+        assert issubclass(self.network, TaskModel)
+        return self.network.of(backbone, self)
+
+    @property
+    def removed_modules(self) -> tuple[str, ...]:
+        """The modules of the backbone that the tasks do not use."""
+        network: type[LanguageModel] = self.backbone.network
+        return network.pretraining_only + network.pooling_only
+
+
 @config("with_head")
-class ModelWithHeadConfig(ModelConfig):
+class ModelWithHeadConfig(TaskModelConfig):
     """The config of a pretrained network and of the head on it."""
 
     backbone: Any = field(group="model", help="network below the head")
@@ -67,30 +104,6 @@ class ModelWithHeadConfig(ModelConfig):
             )
 
     @property
-    def vocab_size(self) -> int:  # type: ignore[override]  # read from the backbone
-        """The number of token ids."""
-        return int(self.backbone.vocab_size)
-
-    @property
-    def hidden_size(self) -> int:
-        """The size of the hidden states."""
-        return int(self.backbone.hidden_size)
-
-    @property
-    def pretrained(self) -> ModelConfig:
-        """The config of the network below the head."""
-        return self.backbone
-
-    @property
-    def max_length(self) -> int | None:
-        """The longest input in tokens; None where there is no bound."""
-        return self.backbone.max_length
-
-    def build_on(self, backbone: LanguageModel) -> "ModelWithHead":
-        """Return a new head on a copy of the weights of a pretrained network."""
-        return ModelWithHead.of(backbone, self)
-
-    @property
     def pools_text(self) -> bool:
         """Whether the head scores whole texts."""
         return self.head in ("text", "choice")
@@ -98,9 +111,8 @@ class ModelWithHeadConfig(ModelConfig):
     @property
     def removed_modules(self) -> tuple[str, ...]:
         """The modules of the backbone that the head does not use."""
-        network: type[LanguageModel] = self.backbone.network
         pooled = self.pooling.pooler and self.pools_text
-        return network.pretraining_only + (() if pooled else network.pooling_only)
+        return self.backbone.network.pretraining_only if pooled else super().removed_modules
 
 
 class ClassificationHead(nn.Module):
@@ -169,22 +181,20 @@ def task_head(c: ModelWithHeadConfig) -> nn.Module:
     return ClassificationHead(c)
 
 
-@network_of(ModelWithHeadConfig)
-class ModelWithHead(LanguageModel):
-    """A pretrained network without its unused modules, and a head."""
+class TaskModel(LanguageModel):
+    """Base of networks for tasks: a pretrained network without its unused modules."""
 
-    def __init__(self, c: ModelWithHeadConfig) -> None:
+    def __init__(self, c: TaskModelConfig) -> None:
         super().__init__()
         self.config = c
         self.backbone: LanguageModel = c.backbone.build()
         self.architecture = self.backbone.architecture
         for name in c.removed_modules:
             delattr(self.backbone, name)
-        self.head = task_head(c)
 
     @classmethod
-    def of(cls, backbone: LanguageModel, config: ModelWithHeadConfig) -> "ModelWithHead":
-        """Return a new head on a copy of the weights of a pretrained network."""
+    def of(cls, backbone: LanguageModel, config: TaskModelConfig) -> Self:
+        """Return new modules for tasks on a copy of the weights of a pretrained network."""
         model = cls(config)
         initial, known = model.backbone.state_dict(), backbone.state_dict()
         lost = {name.split(".")[0] for name in initial if name not in known}
@@ -198,6 +208,37 @@ class ModelWithHead(LanguageModel):
         model.backbone.load_state_dict({name: known.get(name, initial[name]) for name in initial})
         return model
 
+    @property
+    def pretrained(self) -> LanguageModel:
+        """The network below the modules for tasks."""
+        return self.backbone
+
+    def forward(self, inputs: Inputs) -> Output:
+        return self.backbone(inputs)
+
+    def lm_logits(self, hidden: Tensor) -> LazyLogits:
+        """Return the logits of the backbone, if it still has an output layer (decoders)."""
+        return self.backbone.lm_logits(hidden)
+
+    def check_lm_head(self) -> None:
+        """Raise UserError if the task head replaced the modules that predict tokens."""
+        if {*self.backbone.lm_head_modules} & {*self.config.removed_modules}:
+            raise UserError(
+                "the model was fine-tuned: it has a task head and predicts no tokens any more; "
+                "use predict, or the pretrained model"
+            )
+
+
+@network_of(ModelWithHeadConfig)
+class ModelWithHead(TaskModel):
+    """A pretrained network without its unused modules, and a head."""
+
+    config: ModelWithHeadConfig
+
+    def __init__(self, c: ModelWithHeadConfig) -> None:
+        super().__init__(c)
+        self.head = task_head(c)
+
     def reset_pooling(self) -> None:
         """Let the token that an encoder's head over a text reads start as the mean of all tokens.
 
@@ -208,14 +249,6 @@ class ModelWithHead(LanguageModel):
         uniform_attention_init_(self.backbone)
         for name in self.backbone.pooling_only if self.config.pooling.pooler else ():
             init_weights_(self.backbone.get_submodule(name), std=self.config.backbone.init_std)
-
-    @property
-    def pretrained(self) -> LanguageModel:
-        """The network below the head."""
-        return self.backbone
-
-    def forward(self, inputs: Inputs) -> Output:
-        return self.backbone(inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of hidden states: (..., labels).
@@ -231,15 +264,3 @@ class ModelWithHead(LanguageModel):
     ) -> CoreferenceScores:
         """Score spans with those before them, from the hidden states of words (head "coref")."""
         return self.head(words, spans, most)
-
-    def lm_logits(self, hidden: Tensor) -> LazyLogits:
-        """Return the logits of the backbone, if it still has an output layer (decoders)."""
-        return self.backbone.lm_logits(hidden)
-
-    def check_lm_head(self) -> None:
-        """Raise UserError if the task head replaced the modules that predict tokens."""
-        if {*self.backbone.lm_head_modules} & {*self.config.removed_modules}:
-            raise UserError(
-                "the model was fine-tuned: it has a task head and predicts no tokens any more; "
-                "use predict, or the pretrained model"
-            )

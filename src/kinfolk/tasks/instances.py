@@ -6,7 +6,7 @@ state of the data is one integer. A batch has exactly the requested number of in
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,12 +26,20 @@ MAX_SET_SIZE = 2**20  # rows, in the weights of a mixture
 ROWS_PER_CHUNK = 512  # predicted at a time, so that memory does not grow with a file
 
 
+class MakesBatches(Protocol):
+    """A formulation, or what else makes a batch of instances."""
+
+    def make_batch(self, instances: Sequence[Instance], /) -> Batch[Any]:
+        """Pack the examples of instances into rows."""
+        ...
+
+
 class TaskBatches(Dataset[Batch[Any]]):
     """The batches of a run by number, of one set of instances or several."""
 
     def __init__(
         self,
-        formulation: Formulation,
+        formulation: MakesBatches,
         sets: Sequence[Sequence[Instance]],
         *,
         batch: int,  # instances
@@ -64,6 +72,56 @@ class TaskBatches(Dataset[Batch[Any]]):
             known = epoch, rng.permutation(len(self.sets[number]))
             self._orders[number] = known
         return known[1]
+
+
+class LazyInstances(Sequence[Instance]):
+    """The instances of rows, encoded when they are read: one for each row."""
+
+    def __init__(self, formulation: Formulation, rows: Sequence[Any], tokenizer: Tokenizer) -> None:
+        self.formulation, self.rows, self.tokenizer = formulation, rows, tokenizer
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the instance of a row; of a long one, of its first part."""
+        return self.formulation.instances(self.rows[index], self.tokenizer, labelled=False)[0]
+
+
+class AlternatingBatches(Dataset[Batch[Any]]):
+    """Batches of labelled rows, each of one task, in turn with batches of unlabelled text.
+
+    Steps count from 0: even ones are labelled. Every micro-batch of a step is of the same kind.
+    """
+
+    def __init__(
+        self,
+        labelled: Sequence[TaskBatches],
+        unlabelled: TaskBatches | None,  # None: all batches are labelled
+        *,
+        weights: Sequence[float],  # of the tasks in the mixture
+        micro_batches: int,  # of a step
+    ) -> None:
+        self.labelled, self.unlabelled, self.micro_batches = labelled, unlabelled, micro_batches
+        self.schedule = MixtureSchedule.from_weights(weights)
+
+    @property
+    def batch(self) -> int:
+        """The number of instances in a batch."""
+        return self.labelled[0].batch
+
+    def __getitem__(self, number: int) -> Batch[Any]:
+        """Return micro-batch `number` of the run."""
+        if self.unlabelled is None:
+            return self.labelled_batch(number)
+        step, part = divmod(number, self.micro_batches)
+        index = step // 2 * self.micro_batches + part
+        return self.unlabelled[index] if step % 2 else self.labelled_batch(index)
+
+    def labelled_batch(self, number: int) -> Batch[Any]:
+        """Return labelled batch `number`."""
+        task, index = self.schedule.locate(number)
+        return self.labelled[task][index]
 
 
 def mixing_weights(sizes: Sequence[int], temperature: float) -> list[float]:

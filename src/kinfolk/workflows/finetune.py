@@ -19,6 +19,7 @@ from kinfolk.families import family_of
 from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.rng import corpus_seed
 from kinfolk.tasks.baselines import baseline_messages, fit_baselines
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
 from kinfolk.tasks.formulations.base import Formulation, Instance
@@ -28,15 +29,19 @@ from kinfolk.tasks.formulations.choose import (
     model_config,
     with_mean_pooling,
 )
+from kinfolk.tasks.formulations.cross_view import CrossView, UnlabelledBatches
 from kinfolk.tasks.formulations.head import CausalHead, LabelHead
 from kinfolk.tasks.instances import (
     TOKENS_PER_BATCH,
+    AlternatingBatches,
+    LazyInstances,
     TaskBatches,
     forward_instances,
     mixing_weights,
     predict_rows,
 )
 from kinfolk.tasks.task import task_class
+from kinfolk.tasks.unlabelled import NO_FILES, UnlabelledText, unlabelled_text
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
@@ -77,6 +82,7 @@ def finetune(
     length: int | None = None,
     settings: Settings = (),
     teacher: str = "",
+    unlabelled: Sequence[Path | str] | None = None,
     metric: str | None = None,
     positive_label: str | None = None,
     source_prefix: Sequence[str] = (),
@@ -92,6 +98,8 @@ def finetune(
     are a file, a list of dictionaries like `{"text": ..., "label": ...}`, or a DataFrame; without
     `dev`, a tenth of the rows are held out. `train` may also be what `task_dataset` returns, or a
     list of those to train on together. Task and columns are detected unless they are given.
+    `unlabelled` are files of text for cross-view training (cvt); an empty list trains on the labels
+    alone.
     Keywords are fields of `TrainConfig` and `FineTuneConfig`; settings are fields of the recipe by
     their paths.
     """
@@ -112,7 +120,9 @@ def finetune(
     given = {"length": length, **(options or {})}
     if teacher and given.get("distillation_weight") is None:
         given["distillation_weight"] = DISTILLATION_WEIGHT
-    backbone, tokenizer = start.open([dataset.splits[0] for dataset in datasets])
+    text = unlabelled_text(unlabelled, datasets) if unlabelled else None
+    known = [dataset.splits[0] for dataset in datasets]
+    backbone, tokenizer = start.open(known if text is None else [*known, text.rows])
     prefixes = [*source_prefix, *[""] * len(datasets)]
     formulations = [
         fit_formulation(
@@ -128,7 +138,12 @@ def finetune(
         )
         for dataset, prefix in zip(datasets, prefixes, strict=False)
     ]
-    recipe = make_recipe(start, backbone, formulations, datasets, teacher, overrides)
+    formulations = [
+        replace(each, task_number=number) if isinstance(each, CrossView) else each
+        for number, each in enumerate(formulations)
+    ]
+    check_unlabelled(formulations[0], backbone.family_name, given=unlabelled is not None)
+    recipe = make_recipe(start, backbone, formulations, datasets, teacher, overrides, text)
     if start.fresh:
         backbone = build_fresh_model(recipe)
     work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
@@ -168,14 +183,17 @@ def make_recipe(
     datasets: Sequence[TaskDataset],
     teacher: str,
     overrides: Sequence[str],
+    unlabelled: UnlabelledText | None,
 ) -> FineTuneRecipe:
     """Return the recipe with the default settings of the network, and with the overrides."""
-    if len(formulations) > 1 and any(each.name != "text" for each in formulations):
+    names = {each.name for each in formulations}
+    if len(formulations) > 1 and names not in ({"text"}, {"cross_view"}):
         raise UserError(
-            "several files are trained on together as text: use the formulation text and a family "
-            "that generates, like t5"
+            "several files are trained on together as text or by cross-view training: use the "
+            "formulation text and a family that generates, like t5, or classify and tag with cvt"
         )
-    config, family = model_config(formulations[0], backbone.config), family_of(backbone.config)
+    config = model_config(formulations[0], backbone.config, others=formulations[1:])
+    family = family_of(backbone.config)
     init_from = "" if start.fresh else start.folder
     train = family.finetune_training or default_train_config(config, raw=is_raw(init_from))
     recipe = FineTuneRecipe(
@@ -188,11 +206,27 @@ def make_recipe(
         # What protects pretrained weights only delays new ones.
         finetune=FineTuneConfig() if start.fresh else family.finetuning,
         teacher=teacher,
+        unlabelled=unlabelled,
     )
     recipe = apply_overrides(recipe, overrides)
     if recipe.finetune.dropout is not None:
         recipe = replace(recipe, model=with_dropout(recipe.model, recipe.finetune.dropout))
     return recipe
+
+
+def check_unlabelled(formulation: Formulation, family_name: str, *, given: bool) -> None:
+    """Refuse cross-view training without unlabelled text, and such text without it."""
+    if given == isinstance(formulation, CrossView):
+        return
+    if given:
+        raise UserError(
+            f"--unlabelled does not apply to the formulation {formulation.name!r} of {family_name} "
+            f"for {formulation.task.kind} tasks: remove it, or classify or tag with cvt"
+        )
+    raise UserError(
+        f"{family_name} also learns from text without labels: give it with --unlabelled FILE, or "
+        f"train on the labels alone with --unlabelled {NO_FILES}"
+    )
 
 
 class FineTuneWorkload(Workload):
@@ -205,7 +239,7 @@ class FineTuneWorkload(Workload):
     command = "finetune"
     results = ("scores.json", "report.html")
     save_best = True
-    batches: TaskBatches
+    batches: TaskBatches | AlternatingBatches
 
     def __init__(
         self,
@@ -257,13 +291,7 @@ class FineTuneWorkload(Workload):
                 f"train.cuda_graph=yes replays the compiled step, but train.compile="
                 f"{self.train.compile} does not compile in fine-tuning: add train.compile=yes"
             )
-        self.batches = TaskBatches(
-            self.objective,
-            sets,
-            batch=self.train.batch_size // self.train.gradient_accumulation,
-            seed=self.train.seed,
-            weights=mixing_weights(sizes, config.mixing_temperature),
-        )
+        self.batches = training_batches(recipe, sets, tokenizer)
         model = model_for_task(recipe, backbone)
         hub.bind_tokenizer(model, tokenizer)
         if fresh:
@@ -274,10 +302,13 @@ class FineTuneWorkload(Workload):
             noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=added)
         self.fingerprints = [f for dataset in recipe.datasets for f in dataset.fingerprints]
         self.fingerprints += self.objective.fingerprints()
+        if recipe.unlabelled is not None:
+            self.fingerprints += recipe.unlabelled.fingerprints
         self.layer_lr_decay = config.layer_lr_decay
         self.early_stopping_patience = config.early_stopping_patience
         if config.gradual_unfreezing:
-            self.unfreezing = GradualUnfreezing(self.model, epoch_steps(self.train, sizes))
+            epoch = epoch_steps(self.train, sizes) * recipe.steps_per_labelled_step
+            self.unfreezing = GradualUnfreezing(self.model, epoch)
         if config.adversarial_epsilon:
             self.attack = FGM(self.model, config.adversarial_epsilon)
 
@@ -326,18 +357,18 @@ class FineTuneWorkload(Workload):
         """Return the loss on dev rows, those whose labels occur in training."""
         size = self.batches.batch
         limit = self.train.eval_batches * size
-        instances = [
-            instance
-            for formulation, rows in zip(self.recipe.formulations, self.dev_rows, strict=True)
-            for row in rows[:limit]
-            if not formulation.task.unseen_labels([row])
-            for instance in formulation.instances(row, self.tokenizer)
-        ]
         total, counts = Loss({}), Counter[str]()
-        for start in range(0, min(len(instances), limit), size):
-            batch = self.recipe.formulations[0].make_batch(instances[start : start + size])
-            total = total + loss(batch)
-            counts.update(batch.counts)
+        for formulation, rows in zip(self.recipe.formulations, self.dev_rows, strict=True):
+            instances = [
+                instance
+                for row in rows[:limit]
+                if not formulation.task.unseen_labels([row])
+                for instance in formulation.instances(row, self.tokenizer)
+            ]
+            for start in range(0, min(len(instances), limit), size):
+                batch = formulation.make_batch(instances[start : start + size])
+                total = total + loss(batch)
+                counts.update(batch.counts)
         return float(total.mean(counts)) if counts else math.inf
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -406,6 +437,31 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
     if isinstance(model, ModelWithHead) and is_raw(recipe.init_from):
         model.reset_pooling()
     return model
+
+
+def training_batches(
+    recipe: FineTuneRecipe, sets: Sequence[Sequence[Instance]], tokenizer: Tokenizer
+) -> TaskBatches | AlternatingBatches:
+    """Return the batches of a run by number, from the instances of each file."""
+    train, formulations = recipe.train, recipe.formulations
+    size = train.batch_size // train.gradient_accumulation
+    weights = mixing_weights([*map(len, sets)], recipe.finetune.mixing_temperature)
+    views = tuple(each for each in formulations if isinstance(each, CrossView))
+    if not views:
+        return TaskBatches(formulations[0], sets, batch=size, seed=train.seed, weights=weights)
+    labelled = [
+        TaskBatches(each, [instances], batch=size, seed=corpus_seed(train.seed, number))
+        for number, (each, instances) in enumerate(zip(views, sets, strict=True))
+    ]
+    unlabelled = None
+    if recipe.unlabelled is not None:
+        maker = UnlabelledBatches(views)
+        rows = LazyInstances(maker.reader, recipe.unlabelled.rows, tokenizer)
+        seed = corpus_seed(train.seed, len(views))
+        unlabelled = TaskBatches(maker, [rows], batch=size, seed=seed)
+    return AlternatingBatches(
+        labelled, unlabelled, weights=weights, micro_batches=train.gradient_accumulation
+    )
 
 
 def build_fresh_model(recipe: FineTuneRecipe) -> Any:

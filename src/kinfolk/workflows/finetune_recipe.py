@@ -15,6 +15,7 @@ from kinfolk.families import family, family_of
 from kinfolk.tasks.dataset import TaskDataset
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.task import Task
+from kinfolk.tasks.unlabelled import UnlabelledText
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.train import train_tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
@@ -40,12 +41,20 @@ class FineTuneRecipe:
     train: TrainConfig = field(help="training settings")
     finetune: FineTuneConfig = field(default=FineTuneConfig(), help="settings of fine-tuning alone")
     teacher: str = field(default="", help="fine-tuned run to distil from; empty for none")
+    unlabelled: UnlabelledText | None = field(
+        default=None, help="text without labels, whose batches alternate with labelled ones"
+    )
 
     @property
     def metric_prefixes(self) -> list[str]:
         """The prefix of each task's metrics in the log: none where there is one task."""
         numbers = range(1, len(self.formulations) + 1)
         return [""] if len(self.formulations) == 1 else [f"{number}_" for number in numbers]
+
+    @property
+    def steps_per_labelled_step(self) -> int:
+        """The steps of a labelled batch and, where there is unlabelled text, of one of that."""
+        return 1 if self.unlabelled is None else 2
 
     @property
     def main_metrics(self) -> dict[str, Task]:
@@ -80,7 +89,7 @@ def with_dropout(config: Any, rate: float) -> Any:
     """Return the config with this dropout rate in the backbone and in the task head, if any."""
     backbone = config.pretrained
     changed = backbone.with_fields(**dict.fromkeys(DROPOUT_FIELDS, rate))
-    return changed if backbone is config else replace(config, backbone=changed, dropout=rate)
+    return changed if backbone is config else config.with_fields(backbone=changed, dropout=rate)
 
 
 def epoch_steps(train: TrainConfig, examples: Sequence[int]) -> int:
@@ -108,6 +117,7 @@ def resolve_steps(
         )
         if "finetune.evals_per_epoch" not in given:
             every = max(every, math.ceil(steps / EVALUATIONS))
+    steps, every = (number * recipe.steps_per_labelled_step for number in (steps, every))
     resolved: dict[str, Any] = {}
     if "train.steps" not in given:
         resolved["steps"] = steps

@@ -1,6 +1,7 @@
 """Load models and tokenizers from runs, checkpoints and model folders."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from kinfolk import hub
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
+from kinfolk.families.ngram import NGram
 from kinfolk.files import new_folder
 from kinfolk.generation.prompts import check_prompts
+from kinfolk.hub.arpa import write_arpa
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
+from kinfolk.text.vectors import read_vectors, vector_size
 from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
 
 
@@ -25,11 +29,37 @@ def load(
 
     The model is on the CPU, in float32 and evaluation mode. Of a pretraining run it is the newest
     checkpoint, of a fine-tuning run the best one. `tokenizer` is a tokenizer, its folder or its
-    file where it lies elsewhere. `path` may also be a checkpoint file of fairseq.
+    file where it lies elsewhere. `path` may also be a checkpoint file of fairseq, or an
+    ARPA file of an n-gram model.
     """
     if isinstance(tokenizer, Path | str):
         tokenizer = load_tokenizer(tokenizer)
     return hub.load(find_model_folder(path), tokenizer)
+
+
+def load_with_vectors(
+    path: Path | str, tokenizer: Path | str, vectors: Path | str
+) -> tuple[LanguageModel, Tokenizer, str]:
+    """Load an encoder that was published without its word vectors (CoVe), and those of a file.
+
+    The third value says how many words were found.
+    """
+    from kinfolk.families.cove import CoVe
+
+    words, published = load_tokenizer(tokenizer), hub.load_model(find_model_folder(path))
+    if not isinstance(published, CoVe) or not published.config.encoder_only:
+        raise UserError(f"--vectors does not apply to {path}, which has embeddings: remove it")
+    size = vector_size(vectors)
+    if size != published.config.embedding_size:
+        raise UserError(
+            f"{vectors} has vectors of {size} numbers, but {path} reads "
+            f"{published.config.embedding_size}: use the vectors that it was trained with"
+        )
+    model = CoVe(replace(published.config, vocab_size=words.vocab_size)).eval()
+    model.encoder.load_state_dict(published.encoder.state_dict())
+    found = read_vectors(vectors, words)
+    model.token_embeddings.set_rows(found.ids, found.values)
+    return model, words, f"{vectors}: {found.summary}"
 
 
 def save(model: LanguageModel, tokenizer: Tokenizer, out: Path | str) -> Path:
@@ -61,10 +91,22 @@ def require_ability(model: Any, ability: str) -> Any:
 
 def exportable(model: LanguageModel) -> LanguageModel:
     """Return a network with the same outputs that transformers has; refuse where there is none."""
+    if isinstance(model, NGram):
+        raise UserError("ngram models are exported as an ARPA file: use -o NAME.arpa")
     hf = family_of(require_ability(model, "export")).hf
     assert hf is not None
     equivalent: LanguageModel = hf.equivalent(model)
     return equivalent
+
+
+def export_arpa(model: LanguageModel, tokenizer: Tokenizer, out: Path | str) -> Path:
+    """Write an n-gram model as an ARPA file; return it."""
+    if not isinstance(model, NGram):
+        raise UserError(
+            f"{out} is an ARPA file, which has n-gram models only: give a folder for "
+            f"{model.family_name}"
+        )
+    return write_arpa(model, tokenizer, Path(out))
 
 
 @torch.no_grad()

@@ -44,12 +44,15 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
         subtitle="Training and held-out loss, with unigram and 3-gram baselines.",
         facts=pretraining_facts(recipe, run),
         curves=curves(run, recipe.name),
+        x="step" if recipe.model.counting_steps is None else "order",
         baselines=baseline_rows(baselines(texts)),
     )
 
 
 def pretraining_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
     """Return the settings and the data of pretraining."""
+    if recipe.model.counting_steps is not None:
+        return counting_facts(recipe, run)
     length = recipe.objective.max_length
     return [
         ("steps", f"{recipe.train.steps:,}"),
@@ -57,6 +60,20 @@ def pretraining_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
         ("objective", type(recipe.objective).__name__),
         *(("corpus", size) for size in corpus_sizes(recipe)),
         *training_facts(recipe.train, run),
+    ]
+
+
+def counting_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
+    """Return the settings of a run that counts, and the n-grams of its newest checkpoint."""
+    config = run / "checkpoints" / "last" / "config.json"
+    sizes = json.loads(config.read_text(encoding="utf-8"))["sizes"] if config.is_file() else []
+    prune = " ".join(map(str, recipe.model.prune))
+    return [
+        ("order", str(recipe.model.order)),
+        ("pruned up to a count of", prune or "0"),
+        *((f"{order}-grams", f"{size:,}") for order, size in enumerate(sizes, 1)),
+        *(("corpus", size) for size in corpus_sizes(recipe)),
+        *speed_facts(run),
     ]
 
 
@@ -95,7 +112,7 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
             ("initial weights", Path(recipe.init_from).name or "random"),
             *training_facts(recipe.train, run),
         ],
-        curves=curves(run, recipe.name, "dev"),
+        curves=curves(run, recipe.name, "dev", alternating=recipe.unlabelled is not None),
         y="loss",
         metrics=[Series(metric_title(n), steps, [e[n] for e in evaluations]) for n in names],
         result_columns=["best checkpoint", *(TITLES[name] for name in baselines)],
@@ -115,23 +132,39 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
 
 def training_facts(train: TrainConfig, run: Path) -> list[tuple[str, str]]:
     """Return the settings that both kinds of run have, and the speed."""
-    tokens_per_second = speed(run)
-    facts = [
+    return [
         ("optimizer", f"{train.optimizer}, lr {train.lr:g}, {train.schedule}"),
         ("seed", str(train.seed)),
+        *speed_facts(run),
     ]
-    if tokens_per_second is not None:
-        facts.append(("speed", f"{tokens_per_second:,.0f} input tokens per second"))
-    return facts
 
 
-def curves(run: Path, name: str, split: str = "held out") -> list[Series]:
-    """Return the token loss of a run, in training and on held-out data."""
+def speed_facts(run: Path) -> list[tuple[str, str]]:
+    """Return the speed of a run, if it is known."""
+    tokens_per_second = speed(run)
+    if tokens_per_second is None:
+        return []
+    return [("speed", f"{tokens_per_second:,.0f} input tokens per second")]
+
+
+def curves(
+    run: Path, name: str, split: str = "held out", *, alternating: bool = False
+) -> list[Series]:
+    """Return the token loss of a run, in training and on held-out data.
+
+    In an alternating run every second step is of unlabelled text; its loss is that of all views.
+    """
     log = read(run)
-    series = [Series(name, [e["step"] for e in log], [token_loss(e) for e in log])]
+    labelled = log[::2] if alternating else log
+    series = [Series(name, [e["step"] for e in labelled], [token_loss(e) for e in labelled])]
+    if alternating:
+        views = log[1::2]
+        series.append(
+            Series(f"{name}, views", [e["step"] for e in views], [e["loss"] for e in views])
+        )
     held_out = [e for e in log if "eval_loss" in e]
     if held_out:
-        losses = [token_loss(e, "eval_loss") for e in held_out]
+        losses = [e["eval_loss"] if alternating else token_loss(e, "eval_loss") for e in held_out]
         series.append(Series(f"{name}, {split}", [e["step"] for e in held_out], losses))
     return series
 

@@ -1,5 +1,6 @@
 """Choose and build the formulation of a family for a task, and the network that it needs."""
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
@@ -7,9 +8,12 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
+from kinfolk.nn.views import ModelWithViewsConfig
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.concat_head import ConcatHead
 from kinfolk.tasks.formulations.coreference_head import MentionRanking
+from kinfolk.tasks.formulations.cross_view import CrossView, CrossViewTags, CrossViewTexts
+from kinfolk.tasks.formulations.feature_reader import FeatureReader
 from kinfolk.tasks.formulations.features import FeatureClassifier, Features, FeatureTagger
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
@@ -29,9 +33,12 @@ ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     ConcatHead,
     FeatureClassifier,
     FeatureTagger,
+    FeatureReader,
     TextToText,
     Cloze,
     Prompt,
+    CrossViewTags,
+    CrossViewTexts,
 )
 
 
@@ -132,6 +139,9 @@ def build_formulation(
         "max_characters": config.max_characters,
         "causal": family.layout == "decoder" and family.frame is None,
     }
+    pooling = config.network.pooling
+    if pooling is not None and pooling.token == "mean":
+        derived["mean_pooling"] = True
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
         option = min(unknown).replace("_", "-")
@@ -154,8 +164,19 @@ def with_mean_pooling(formulation: Formulation) -> Formulation:
     )
 
 
-def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
+def model_config(
+    formulation: Formulation,
+    config: Any,
+    *,
+    dropout: float = 0.1,
+    others: Sequence[Formulation] = (),  # that are trained together with it
+) -> Any:
     """Return the config of the network that a formulation needs, with a head or as it is."""
+    if isinstance(formulation, CrossView):
+        together = (each for each in (formulation, *others) if isinstance(each, CrossView))
+        return ModelWithViewsConfig(
+            backbone=config, tasks=tuple(each.module_config for each in together)
+        )
     if isinstance(formulation, Features):
         return formulation.model_config(config)
     if formulation.head is None:

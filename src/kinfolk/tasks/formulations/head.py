@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.formulations.base import (
@@ -47,17 +47,25 @@ from kinfolk.tasks.formulations.sequences import (
 )
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
 from kinfolk.tasks.task import Prediction, TaskOutput
-from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.tokenizer import TemplateName, Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelHead(Formulation):
     """Base of heads with one logit per label: class weights and distillation."""
 
-    frame: str | None = "bert"  # template of the special tokens; None for a decoder
-    class_weights: tuple[float, ...] = ()  # 1 on average over the training rows
-    distillation_weight: float = 0.0  # of the teacher in the loss (Hinton et al. 2015)
-    temperature: float = 2.0  # of the teacher's and the student's logits
+    frame: TemplateName | None = field(
+        default="bert", help="template of the special tokens; null for a decoder"
+    )
+    class_weights: tuple[float, ...] = field(
+        default=(), ge=0, help="weight of each class, 1 on average over the training rows"
+    )
+    distillation_weight: float = field(
+        default=0.0, ge=0, le=1, help="weight of the teacher in the loss (Hinton et al. 2015)"
+    )
+    temperature: float = field(
+        default=2.0, gt=0, help="temperature of the teacher's and the student's logits"
+    )
 
     distills = True
 
@@ -344,10 +352,11 @@ class TokenHead(LabelHead):
             tags = [self.task.label_id(tag) for tag in row.tags]
         instances = []
         for start, end in split_to_fit([len(word) for word in words], room):
-            # A single word may exceed the room.
-            example = self.example([word[:room] for word in words[start:end]], predicate, tokenizer)
+            kept = [word[:room] for word in words[start:end]]  # a single word may exceed the room
+            example = self.example(kept, predicate, tokenizer)
             target = None if tags is None else tags[start:end]
-            instances.append(Instance(examples=(example,), target=target))
+            sizes = tuple(len(word) for word in kept)
+            instances.append(Instance(examples=(example,), target=target, metadata=sizes))
         return instances
 
     def num_special_tokens(self, texts: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config, field
@@ -32,7 +33,7 @@ from kinfolk.tasks.formulations.base import (
 from kinfolk.tasks.formulations.sequences import apply_template, encode_plain, num_special_tokens
 from kinfolk.tasks.rows import QuestionRow
 from kinfolk.tasks.task import Prediction
-from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.tokenizer import TemplateName, Tokenizer
 
 MAX_QUESTION_LENGTH = 64  # tokens (the published code)
 MAX_ANSWER_LENGTH = 30  # tokens
@@ -42,8 +43,12 @@ MAX_ANSWER_LENGTH = 30  # tokens
 class SpanHead(Formulation):
     """A head with two logits per token."""
 
-    frame: str = "bert"  # template of the special tokens
-    stride: int = 0  # tokens from window to window; 0 is half a window
+    frame: TemplateName | None = field(
+        default="bert", help="template of the special tokens; null for a decoder"
+    )
+    stride: int = field(
+        default=0, ge=0, le=2**24, help="tokens from window to window; 0 is half a window"
+    )
     allow_no_answer: bool = False  # some training rows have no answer
     null_score_diff_threshold: float = field(
         default=0.0,
@@ -95,6 +100,7 @@ class SpanHead(Formulation):
         tokenizer: Tokenizer,
     ) -> Instance:
         """Return the instance of a question and a window of its context."""
+        assert self.frame is not None, "it needs a template"
         sequence = apply_template(self.frame, tokenizer.special_tokens, (question, ids))
         positions = np.concatenate(
             [[sequence.cls_index], sequence.offsets[1] + np.arange(len(ids))]
@@ -114,7 +120,7 @@ class SpanHead(Formulation):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum the mean of -log p(start) and -log p(end)."""
-        targets, logits = batch.targets, logits_at(model, batch)
+        targets, logits = batch.targets, self.scores(model, batch)
         start, end = (
             segment_log_softmax(
                 logits[:, i], targets.instance_ids, len(targets.target)
@@ -125,7 +131,11 @@ class SpanHead(Formulation):
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each window: (1 + tokens, 2)."""
-        return split_by_instance(logits_at(model, batch), batch.targets.instance_ids)
+        return split_by_instance(self.scores(model, batch), batch.targets.instance_ids)
+
+    def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
+        """Return the scores of no answer and of each token, of all windows: (scored, 2)."""
+        return logits_at(model, batch)
 
     def decode(
         self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
