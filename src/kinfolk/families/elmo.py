@@ -65,7 +65,7 @@ class ELMoConfig(ModelConfig):
         default=(32, 32, 64, 128, 256, 512, 1024),
         ge=1,
         le=MAX_SIZE,
-        help="number of character filters of width 1, 2, 3 ...",
+        help="number of character filters of each width, from 1 character up",
     )
     num_highway: int = field(
         default=2, ge=0, le=MAX_LAYERS, help="number of highway layers over the filters"
