@@ -157,6 +157,17 @@ MISTAKES = [
     ("pretrain --resume {gpt2} --steps 50", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} gpt2", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} --seed 0", "cannot be combined with other options"),
+    # ELMo.
+    ("evaluate {bad}/release --text {text}", "elmo_options.json has no weights beside it"),
+    ("evaluate {bad}/weights --text {text}", "elmo_weights.hdf5 has no options.json beside it"),
+    (
+        "pretrain elmo/nano --corpus {corpus} -o {new} model.hidden_size=65",
+        "model.hidden_size=65 must be even",
+    ),
+    (
+        "pretrain elmo/nano --corpus {corpus} -o {new} model.cutoffs=10 model.num_samples=10",
+        "use an adaptive or a sampled softmax, not both",
+    ),
     # Word vectors.
     ("pretrain gpt2 --corpus {corpus} -o {new} --vectors {tmp}/none", "{tmp}/none: no such file"),
     (
@@ -411,6 +422,9 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.vec.gz").write_bytes(gzip.compress(b"the" + b" 1" * 64)[:-6])
     (folder / "ragged.txt").write_text("the" + " 1" * 64 + "\na" + " 1" * 63 + "\n")
     (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")
+    for name, file in (("release", "elmo_options.json"), ("weights", "elmo_weights.hdf5")):
+        (folder / name).mkdir()
+        (folder / name / file).write_text("{}", encoding="utf-8")
     (folder / "foreign").mkdir()
     (folder / "foreign" / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")
     return folder
