@@ -199,6 +199,18 @@ MISTAKES = [
         "pretrain {gpt2} --corpus {corpus} -o {new} --vectors {bad}/vectors.txt",
         "whose token embeddings are trained: remove it",
     ),
+    (
+        "pretrain cove/nano --pairs {bad}/pairs.tsv --vectors {bad}/vectors.txt -o {new} "
+        "--length 32",
+        "has vectors of 3 numbers, but the token embeddings of cove/nano have 32: set "
+        "model.embedding_size=3",
+    ),
+    (
+        "pretrain cove/nano --pairs {bad}/pairs.tsv -o {new} --length 32 model.hidden_size=33",
+        "model.hidden_size=33 must be even",
+    ),
+    ("pretrain cove/nano --corpus {corpus} -o {new} --length 32", "a pair has two sides"),
+    ("import {gpt2} --vectors {bad}/vectors.txt --tokenizer {tok} -o {new}", "remove it"),
     # Scores.
     ("evaluate {gpt2}", "give either --corpus or --text"),
     ("evaluate {gpt2} --corpus {corpus} --text {text}", "give either --corpus or --text"),
@@ -405,6 +417,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.arpa").write_text(arpa.replace("-1\ta\n", "\\2-grams:\n"))
     (folder / "word.arpa").write_text(arpa.replace("-1\t<unk>", "much\t<unk>"))
     (folder / "far.txt").write_text("q\u0301q\u0301" + " 0.5" * 64 + "\n", encoding="utf-8")
+    pairs = "".join(f"the cat {i}\tdie Katze {i}\n" for i in range(20))
+    (folder / "pairs.tsv").write_text(pairs)
     (folder / "cut.vec.gz").write_bytes(gzip.compress(b"the" + b" 1" * 64)[:-6])
     (folder / "ragged.txt").write_text("the" + " 1" * 64 + "\na" + " 1" * 63 + "\n")
     (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")
