@@ -36,6 +36,7 @@ TYPES: dict[str, dict[str, str]] = {
     "recipe": {
         "pretrain": "kinfolk.workflows.recipe",
         "finetune": "kinfolk.workflows.finetune_recipe",
+        "stages": "kinfolk.workflows.stages",
     },
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},
@@ -46,13 +47,16 @@ TYPES: dict[str, dict[str, str]] = {
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
     },
     "task_network": {
+        "bcn": "kinfolk.nn.biattention",
         "bilstm_classifier": "kinfolk.nn.task_networks",
         "bilstm_tagger": "kinfolk.nn.task_networks",
+        "reader": "kinfolk.nn.biattention",
     },
     "objective": {
         "bilm": "kinfolk.objectives.bilm",
         "blanks": "kinfolk.objectives.blank_infilling",
         "blanks_pll": "kinfolk.objectives.blank_infilling",
+        "bptt": "kinfolk.objectives.bptt",
         "clm": "kinfolk.objectives.clm",
         "full_sentences": "kinfolk.objectives.full_sentences",
         "mlm": "kinfolk.objectives.mlm",
@@ -73,10 +77,12 @@ TYPES: dict[str, dict[str, str]] = {
     "formulation": {
         "bare": "kinfolk.tasks.formulations.head",
         "cloze": "kinfolk.tasks.formulations.scoring",
+        "concat": "kinfolk.tasks.formulations.concat_head",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
         "cross_view_tags": "kinfolk.tasks.formulations.cross_view",
         "cross_view_texts": "kinfolk.tasks.formulations.cross_view",
         "feature_classifier": "kinfolk.tasks.formulations.features",
+        "feature_reader": "kinfolk.tasks.formulations.feature_reader",
         "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",

@@ -46,6 +46,13 @@ class NGramConfig(ModelConfig):
     )
 
     def __post_init__(self) -> None:
+        given = f"model.prune={','.join(map(str, self.prune))}"
+        if len(self.prune) > self.order:
+            raise UserError(f"{given} has {len(self.prune)} thresholds for {self.order} orders")
+        if list(self.prune) != sorted(self.prune):
+            raise UserError(f"{given} must not decrease from one order to the next")
+        if self.prune and self.prune[0]:
+            raise UserError(f"{given} must start with 0: single tokens are never pruned")
         if self.sizes and (self.sizes[0] != self.vocab_size or len(self.sizes) > self.order):
             raise UserError(
                 f"model.sizes={self.sizes} does not fit a vocabulary of {self.vocab_size} and "
@@ -79,10 +86,10 @@ class NGramTable(nn.Module):
     def find(self, contexts: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
         """Return the index of each context and token among the n-grams, or MISSING."""
         found = torch.full_like(contexts, MISSING)
-        known = contexts >= 0
-        wanted = contexts[known] * vocab_size + tokens[known]
-        if len(wanted) and len(self.keys):
-            found[known] = self._search(wanted)
+        if len(self.keys):
+            known = contexts.flatten().ge(0).nonzero()[:, 0]
+            wanted = contexts.flatten()[known] * vocab_size + tokens.flatten()[known]
+            found.view(-1)[known] = self._search(wanted)
         return found
 
     def _search(self, wanted: Tensor) -> Tensor:
@@ -132,7 +139,8 @@ class NGram(LanguageModel):
             first = before[CONTEXTS][:, :, size - 1]
             shorter = torch.cat([first, contexts[-1][:, :-1]], dim=1).masked_fill(~same, MISSING)
             contexts.append(table.find(shorter, ids, self.config.vocab_size))
-        hidden = torch.stack(contexts, dim=-1) if contexts else ids.new_empty(*ids.shape, 0)
+        # The contexts of one length lie together in memory, as they are looked up together.
+        hidden = torch.stack(contexts).movedim(0, -1) if contexts else ids.new_empty(*ids.shape, 0)
         if inputs.cache is not None:
             inputs.cache.extra = {CONTEXTS: hidden[:, -1:], DOCUMENTS: document[:, -1:]}
         return Output(hidden, cache=inputs.cache)  # (batch, length, order - 1)
@@ -187,15 +195,21 @@ class NGramPrediction:
         kept = labels != IGNORE_INDEX
         return self.token_nll(self.contexts[kept], labels[kept]).sum()
 
-    def token_nll(self, contexts: Tensor, labels: Tensor) -> Tensor:
-        """Return the negative log-likelihood of each label: (predictions,)."""
+    def token_nll(self, contexts: Tensor, labels: Tensor, after: Tensor | None = None) -> Tensor:
+        """Return the negative log-likelihood of each label: (predictions,).
+
+        `after` are the contexts that end with the labels, which need not be looked up again.
+        """
         log_probs = self.tables[0].log_probs[labels].double()
         for size, table in enumerate(self.tables[1:]):
             context = contexts[:, size]
-            log_probs += _backoffs(self.tables[size], context)
-            found = table.find(context, labels, self.vocab_size)
-            stored = found >= 0
-            log_probs[stored] = table.log_probs[found[stored]].double()
+            log_probs += _values(self.tables[size].backoffs, context)
+            if after is not None and size + 1 < after.shape[1]:
+                found = after[:, size + 1]
+            else:
+                found = table.find(context, labels, self.vocab_size)
+            stored = _values(table.log_probs, found)
+            log_probs = torch.where(found >= 0, stored, log_probs)
         return -log_probs
 
     def _distributions(self, contexts: Tensor) -> Tensor:
@@ -203,7 +217,7 @@ class NGramPrediction:
         log_probs = self.tables[0].log_probs.double().repeat(len(contexts), 1)
         for size, table in enumerate(self.tables[1:]):
             context = contexts[:, size]
-            log_probs += _backoffs(self.tables[size], context)[:, None]
+            log_probs += _values(self.tables[size].backoffs, context)[:, None]
             # The n-grams of a context follow each other.
             bounds = torch.stack([context, context + 1]) * self.vocab_size
             starts, stops = torch.searchsorted(table.keys, bounds)
@@ -216,12 +230,11 @@ class NGramPrediction:
         return log_probs
 
 
-def _backoffs(table: NGramTable, contexts: Tensor) -> Tensor:
-    """Return the log weight of each context; 0 for one that is not stored."""
-    weights = torch.zeros(len(contexts), dtype=torch.float64, device=contexts.device)
-    known = contexts >= 0
-    weights[known] = table.backoffs[contexts[known]].double()
-    return weights
+def _values(table: Tensor, indices: Tensor) -> Tensor:
+    """Return the value at each index, and 0 where it is MISSING."""
+    if not len(table):
+        return torch.zeros_like(indices, dtype=torch.float64)
+    return table[indices.clamp(min=0)].double().masked_fill(indices < 0, 0.0)
 
 
 # Orders of the standard sizes, and whether n-grams of three or more tokens that occur once are

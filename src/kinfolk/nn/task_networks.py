@@ -94,10 +94,12 @@ class BiLSTMLayers(nn.Module):
 
     def forward(self, x: Tensor, texts: TextFeatures) -> Tensor:
         """Return the hidden states in the order of the features: (tokens, 2 * hidden_size)."""
-        x = x[texts.packed.positions]
-        for layer in self.layers:
-            x = layer(PackedSequence(self.dropout(x), texts.packed.batch_sizes))[0].data
-        return texts.unpack(x)
+        # cuDNN's half precision under autocast is float16, in which small gradients are lost.
+        with torch.autocast(x.device.type, enabled=False):
+            x = x[texts.packed.positions].to(next(self.parameters()).dtype)
+            for layer in self.layers:
+                x = layer(PackedSequence(self.dropout(x), texts.packed.batch_sizes))[0].data
+            return texts.unpack(x)
 
 
 def lstm_size(default: int) -> Any:
@@ -323,11 +325,10 @@ class ModelWithFeatures(TaskModel):
         self.backbone.train(mode and self.config.train_backbone)
         return self
 
-    @torch.no_grad()
     def set_word_vectors(self, ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
         """Set the vectors of tokens; those of the other tokens stay as they are."""
         assert self.word_vectors is not None
-        self.word_vectors.weight[torch.from_numpy(ids)] = torch.from_numpy(values)
+        self.word_vectors.set_rows(ids, values)
 
     def forward(self, inputs: Inputs) -> Output:
         """Return the input of the task network for every token: (batch, length, size)."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
@@ -15,7 +16,7 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.ngram_counts import NGramCounter, TokenBlock
 from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.families.ngram import NGram, NGramConfig
-from kinfolk.hub.weights import read_tensors, write_safetensors
+from kinfolk.hub.weights import write_safetensors
 from kinfolk.metrics.baselines import Ids, Reals, entropy
 from kinfolk.metrics.kneser_ney import OrderEstimate, estimate
 from kinfolk.objectives.evaluation import LikelihoodScores
@@ -23,7 +24,7 @@ from kinfolk.text import Tokenizer
 from kinfolk.workflows.load import load
 
 MAX_NGRAM_TOKENS = 20_000_000  # tokens that the 3-gram model of a report is counted on: a minute
-SCORED_TOKENS = 1 << 18  # of documents that are scored at once
+SCORED_TOKENS = 1 << 20  # of documents that are scored at once; many are found faster together
 COUNT_SCALE = 1 << 50  # total count that the frequencies of a mixture are scaled to
 
 CountableText = Corpus | TargetDocuments  # of pairs of texts, the targets alone are predicted
@@ -56,7 +57,7 @@ def open_estimates(orders: Sequence[OrderEstimate], c: NGramConfig, file: Path) 
     write_safetensors(file, columns)
     with torch.device("meta"):
         model = NGram(replace(c, sizes=tuple(map(len, orders))))
-    model.load_state_dict(read_tensors(file, integers=True), assign=True)
+    model.load_state_dict(load_file(file), assign=True)  # mapped, not read
     model.weights_file = file
     return model
 
@@ -117,24 +118,22 @@ def document_nll(model: NGram, documents: Iterable[Ids], bos: int, eos: int) -> 
 @torch.no_grad()
 def _group_nll(model: NGram, documents: Sequence[Ids], bos: int, eos: int) -> list[Reals]:
     start, end = np.array([bos]), np.array([eos])
+    parts = [part for ids in documents for part in (start, ids, end)]
     sizes = np.array([len(ids) + 1 for ids in documents])
-    rows = [
-        torch.from_numpy(np.concatenate(parts, dtype=np.int64))
-        for parts in (
-            [part for ids in documents for part in (start, ids)],
-            [part for ids in documents for part in (ids, end)],
-            [np.repeat(np.arange(len(documents)), sizes)],
-        )
-    ]
-    input_ids, labels, document_ids = rows
+    document_ids = torch.from_numpy(np.repeat(np.arange(len(documents)), sizes + 1))
+    input_ids = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
     inputs = Inputs(
         input_ids=input_ids[None],
-        attention_mask=AttentionMask.causal(document_ids[None]),
-        position_ids=torch.zeros_like(input_ids)[None],
+        attention_mask=AttentionMask(*[document_ids[None]] * 3),
+        position_ids=document_ids[None],
     )
     hidden = model(inputs).hidden[0]
-    nll = model.lm_logits(hidden).token_nll(hidden, labels).numpy(force=True)
-    return np.split(nll, np.cumsum(sizes)[:-1])
+    nll = (
+        model.lm_logits(hidden).token_nll(hidden[:-1], input_ids[1:], hidden[1:]).numpy(force=True)
+    )
+    # The first token of each document is not predicted.
+    ends = np.cumsum(sizes + 1) - 1
+    return [nll[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
 
 
 def score_text(model: NGram, text: CountableText) -> LikelihoodScores:
