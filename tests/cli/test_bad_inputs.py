@@ -66,6 +66,7 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tmp} -o {new}", "{tmp} holds no tokenizer.json"),
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
+    ("prepare {text} --tokenizer {tok} -o .", ". is not the name of a new folder"),
     ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "holdout 2: it must be a fraction"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "workers 0: it must be at least 1"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--document must be block or file"),
