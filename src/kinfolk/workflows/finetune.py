@@ -123,6 +123,11 @@ def finetune(
     text = unlabelled_text(unlabelled, datasets) if unlabelled else None
     known = [dataset.splits[0] for dataset in datasets]
     backbone, tokenizer = start.open(known if text is None else [*known, text.rows])
+    if backbone.gradient_free is not None:
+        raise UserError(
+            f"{backbone.family_name} models cannot be fine-tuned ({backbone.gradient_free}): score "
+            "labelled rows by kinfolk evaluate MODEL --test FILE --num-fewshot N"
+        )
     prefixes = [*source_prefix, *[""] * len(datasets)]
     formulations = [
         fit_formulation(
