@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -143,3 +144,16 @@ def test_other_ids_are_not_timed(preparing: ModuleType, tmp_path: Path) -> None:
         preparing.check(corpus, texts, other._backend)
     with pytest.raises(SystemExit, match="the same tokens and documents"):
         preparing.check(corpus, texts[:-1], tokenizer._backend)
+
+
+def test_lstm_training_is_timed_beside_a_bare_loop(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = "--hidden 8 --lstm 12 --vocab 60 --batch 3 --length 9 --seconds 0"
+    results = tmp_path / "speed.jsonl"
+    monkeypatch.setattr(sys, "argv", ["benchmark", *small.split(), "--results", str(results)])
+    runpy.run_path(str(FILE.with_name("recurrent_speed.py")), run_name="__main__")
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(lines) == 4 and lines[0]["ratio"] == 1.0
+    assert all(line["speed"] > 0 for line in lines)
+    assert capsys.readouterr().out.count("| float32 |") == 4

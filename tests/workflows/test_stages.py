@@ -13,6 +13,7 @@ from kinfolk.errors import UserError
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import predict
+from kinfolk.workflows.pretrain import resume
 from kinfolk.workflows.stages import finetune_in_stages, resume_stages
 from support.runs import Home
 
@@ -98,6 +99,8 @@ def test_the_folder_is_a_model_that_predicts(whole: Path) -> None:
     assert json.loads((whole / "scores.json").read_text())["metric"] == "accuracy"
     with pytest.raises(UserError, match="is complete"):
         resume_stages(whole)
+    with pytest.raises(UserError, match="is a run in stages: use kinfolk finetune --resume"):
+        resume(whole)
 
 
 @pytest.mark.parametrize(("stage", "step"), [("general", 2), ("target", 3), ("task", 3)])
