@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -160,3 +161,16 @@ def test_ngrams_are_counted_and_scored_in_small(
     assert row["tokens"] > 100_000 and len(row["sizes"]) == 3
     assert row["peak_mb"] > 50 and row["query_us"] > 0 and row["perplexity"] < 1000
     assert "count_cpu_s" in capsys.readouterr().out
+
+
+def test_lstm_training_is_timed_beside_a_bare_loop(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = "--hidden 8 --lstm 12 --vocab 60 --batch 3 --length 9 --seconds 0"
+    results = tmp_path / "speed.jsonl"
+    monkeypatch.setattr(sys, "argv", ["benchmark", *small.split(), "--results", str(results)])
+    runpy.run_path(str(FILE.with_name("recurrent_speed.py")), run_name="__main__")
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(lines) == 4 and lines[0]["ratio"] == 1.0
+    assert all(line["speed"] > 0 for line in lines)
+    assert capsys.readouterr().out.count("| float32 |") == 4
