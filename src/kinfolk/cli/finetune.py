@@ -154,7 +154,9 @@ class TaskOptions:
     verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
     null_score_diff_threshold: float | None = NULL_THRESHOLD
     task_network: str | None = option("NAME", "features: bilstm_tagger or bilstm_classifier.")
-    vectors: Path | None = option("FILE", "features: Word vectors beside them (GloVe, word2vec).")
+    vectors: Path | None = option(
+        "FILE", "features, cross_view: Word vectors (GloVe, word2vec) of the words."
+    )
     feature_layers: str | None = option("NAME", "features: mixed, last or none (default: mixed).")
     output_features: bool = flag(
         "--output-features", "features: Add them after the task network's layers too."

@@ -31,8 +31,9 @@ class ParameterRule:
         return dict(zip(self.hf_names, parts, strict=True))
 
     def from_hf(self, tensors: Mapping[str, Tensor], rows: int) -> Tensor:
-        """Return the parameter, padded to `rows` rows, as a copy in float32."""
-        tensor = torch.cat([tensors[name] for name in self.hf_names]).float()
+        """Return the parameter, padded to `rows` rows, as a copy in float32; integers stay so."""
+        tensor = torch.cat([tensors[name] for name in self.hf_names])
+        tensor = tensor.float() if tensor.is_floating_point() else tensor
         if self.transposed:
             tensor = tensor.T.contiguous()
         return tensor if len(tensor) == rows else F.pad(tensor, (0, 0, 0, rows - len(tensor)))

@@ -17,6 +17,7 @@ from kinfolk.config import describe
 from kinfolk.errors import UserError
 
 SAFETENSORS = "model.safetensors"
+CHARACTER_TABLE = torch.int16  # the type of tables of characters, and of no buffer of transformers
 # Weight files in order of preference; each may be split into shards, which FILE.index.json lists.
 WEIGHT_FILES = (SAFETENSORS, "pytorch_model.bin")
 
@@ -35,7 +36,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read one file of named tensors; integer and boolean tensors are buffers and left out."""
+    """Read one file of named tensors; those of other types are buffers and left out."""
     if file.suffix == ".safetensors":
         try:
             values: Any = load_file(file)
@@ -49,12 +50,15 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def floating_point(values: dict[str, Any], file: Path) -> dict[str, Tensor]:
-    """Return the floating-point tensors; refuse what is not a tensor, and NaN or infinity."""
+    """Return the floating-point tensors and the characters of tokens.
+
+    What is not a tensor, NaN and infinity are refused.
+    """
     tensors: dict[str, Tensor] = {}
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise UserError(f"{file}: {name!r} is not a tensor: save the model's state_dict")
-        if value.is_floating_point():
+        if value.is_floating_point() or value.dtype == CHARACTER_TABLE:
             tensors[name] = value
         elif value.is_complex():
             raise UserError(f"{file}: {name} is {value.dtype}, not a floating-point tensor")

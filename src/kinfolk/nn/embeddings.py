@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +27,11 @@ class TokenEmbedding(nn.Embedding):
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__(-(-vocab_size // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE, hidden_size)
         self.vocab_size = vocab_size
+
+    @torch.no_grad()
+    def set_rows(self, ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
+        """Set the embeddings of some tokens; the others keep theirs."""
+        self.weight[torch.from_numpy(ids)] = torch.from_numpy(values)
 
     def lm_logits(self, hidden: Tensor, bias: Tensor | None = None) -> "LinearLogits":
         """Return the logits with the embeddings as output layer."""

@@ -355,11 +355,10 @@ class ModelWithFeatures(LanguageModel):
         self.backbone.train(mode and self.config.train_backbone)
         return self
 
-    @torch.no_grad()
     def set_word_vectors(self, ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
         """Set the vectors of tokens; those of the other tokens stay as they are."""
         assert self.word_vectors is not None
-        self.word_vectors.weight[torch.from_numpy(ids)] = torch.from_numpy(values)
+        self.word_vectors.set_rows(ids, values)
 
     def forward(self, inputs: Inputs) -> Output:
         """Return the input of the task network for every token: (batch, length, size)."""

@@ -184,11 +184,10 @@ def initial_model(recipe: Recipe) -> LanguageModel:
     return model
 
 
-@torch.no_grad()
 def fill_embeddings_(model: LanguageModel, vectors: WordVectors) -> None:
     """Set the token embeddings of the words that have vectors; others keep their random values."""
     table: Any = model.token_embeddings
-    table.weight[torch.from_numpy(vectors.ids)] = torch.from_numpy(vectors.values)
+    table.set_rows(vectors.ids, vectors.values)
 
 
 def training_batches(
