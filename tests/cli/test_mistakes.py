@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import resource
 import shutil
 import sys
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from kinfolk.cli import output
-from kinfolk.files import checksum_fault
+from kinfolk.files import checksum_fault, write_checksums
 from kinfolk.training import checkpoint
 from support.runs import Home, Kinfolk, one_sentence, tree
 
@@ -60,6 +61,55 @@ def test_control_sequences_do_not_reach_a_terminal(
     assert "-The \\x1b[31mcat" in kinfolk(*asked).out
     said = kinfolk("evaluate", "\x1b]0;title\x07", "--text", "none")
     assert said.code == 2 and "\x1b" not in said.err and "\\x1b]0;title\\x07" in said.err
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        ("step", -1, "wrong step"),
+        ("step", 10**12, "wrong step"),
+        ("best", "x", "wrong best"),
+        ("evals_since_best", -1, "wrong evals_since_best"),
+        ("fingerprints", [1], "wrong fingerprints"),
+        ("finished", "x", "wrong finished"),
+        ("optimizer", None, "wrong optimizer"),
+        ("optimizer.state", {}, "wrong optimizer"),
+        ("optimizer.state.$numbered", 7, "AttributeError"),
+        ("optimizer.state.$numbered.0", [], "wrong optimizer"),
+        ("optimizer.state.$numbered.0.exp_avg", 1e308, "wrong optimizer"),
+        ("optimizer.state.$numbered.0.exp_avg.$tensor", "x", "KeyError"),
+        ("optimizer.state.$numbered.0.exp_avg.$tensor", [], "TypeError"),
+    ],
+)
+def test_a_training_state_that_no_run_wrote_is_refused(
+    path: str, value: Any, fault: str, kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs["gpt2"], tmp_path / "run", symlinks=True)
+    (run / "report.html").unlink()  # a resume would write it
+    folder = (run / "checkpoints" / "last").resolve()
+    state = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    *groups, name = path.split(".")
+    inner = state
+    for group in groups:
+        inner = inner[group]
+    inner[name] = value
+    (folder / "training.json").write_text(json.dumps(state), encoding="utf-8")
+    (folder / "checksums.json").unlink()
+    write_checksums(folder)
+    sentence = one_sentence(kinfolk("pretrain", "--resume", run))
+    assert "training.json is not the state of this run" in sentence and fault in sentence
+    assert f"remove {folder.name} to resume from the checkpoint before it" in sentence
+
+
+def test_a_damaged_corpus_is_not_scored(
+    kinfolk: Kinfolk, home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    corpus = shutil.copytree(home.corpus, tmp_path / "corpus")
+    data = bytearray((corpus / "tokens.bin").read_bytes())
+    data[100] ^= 0xFF
+    (corpus / "tokens.bin").write_bytes(data)
+    sentence = one_sentence(kinfolk("evaluate", runs["gpt2"], "--corpus", corpus))
+    assert "tokens.bin is corrupt: it differs from its checksum in corpus.json" in sentence
 
 
 def test_a_value_of_the_wrong_kind_is_told_by_the_option(

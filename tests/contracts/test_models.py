@@ -40,6 +40,14 @@ from support.pairs import contracted
 
 FAMILY = pytest.mark.parametrize(("member", "way"), PAIRS, ids=NAMES)
 MEMBERS = pytest.mark.parametrize("member", families().values(), ids=list(families()))
+# Those that are trained by gradients; the others declare the reason.
+LEARNERS = [m for m in families().values() if m.model.gradient_free is None]
+LEARN = pytest.mark.parametrize(
+    ("member", "way"),
+    [(m, way) for m, way in PAIRS if m in LEARNERS],
+    ids=[name for name, (m, _) in zip(NAMES, PAIRS, strict=True) if m in LEARNERS],
+)
+LEARNING_MEMBERS = pytest.mark.parametrize("member", LEARNERS, ids=[m.name for m in LEARNERS])
 WRITERS = [m for m in families().values() if "generate" in m.capabilities]
 
 
@@ -88,6 +96,14 @@ def test_every_family_is_under_contract() -> None:
     assert {m.name for m, _ in PAIRS} == set(families()), "a family without an objective"
 
 
+def test_a_family_without_gradients_says_why_and_has_none() -> None:
+    others = [m for m in families().values() if m not in LEARNERS]
+    assert [m.name for m in others] == ["ngram"]
+    for member in others:
+        assert member.model.gradient_free and member.config("nano").counting_steps is not None
+        assert not any(p.requires_grad for p in build(member).parameters())
+
+
 @MEMBERS
 def test_every_size_builds(member: Family) -> None:
     with every_case() as case:
@@ -107,7 +123,7 @@ def test_what_only_pretraining_needs_is_there_to_be_removed(member: Family) -> N
     assert parts.issuperset(model.pretraining_only + model.pooling_only)
 
 
-@FAMILY
+@LEARN
 def test_the_loss_falls(member: Family, way: str) -> None:
     objective, model = objective_of(member, way), build(member)
     feed = PackedDataset(objective, documents(), batch_size=4)
@@ -117,7 +133,7 @@ def test_the_loss_falls(member: Family, way: str) -> None:
     assert last < 0.8 * first, losses
 
 
-@MEMBERS
+@LEARNING_MEMBERS
 def test_gradients_reach_every_parameter(member: Family) -> None:
     """By its own way of learning; another may leave a head alone (MLM knows no pairs)."""
     model = shaken(build(member))
@@ -135,7 +151,7 @@ def test_gradients_reach_every_parameter(member: Family) -> None:
     assert body and all(body <= some for some in reached.values())
 
 
-@MEMBERS
+@LEARNING_MEMBERS
 def test_the_table_that_reads_tokens_predicts_them(member: Family) -> None:
     """A token that no text holds still is a wrong answer: its embedding gets a gradient by that."""
     changes = (
@@ -233,7 +249,7 @@ def may_see(batch: Batch[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return direct, ever
 
 
-@FAMILY
+@LEARN
 def test_no_token_sees_what_its_sight_forbids(member: Family, way: str) -> None:
     """The gradient with respect to what may not be seen is exactly zero, dropout and all."""
     objective = objective_of(member, way)
@@ -291,7 +307,7 @@ def test_the_order_of_rows_and_of_texts_in_them_changes_no_loss(member: Family, 
     assert sums(objective, model, turned) == pytest.approx(expected, rel=1e-6)
 
 
-@FAMILY
+@LEARN
 def test_two_runs_with_one_seed_agree_to_the_bit(member: Family, way: str) -> None:
     def run(seed: int, before: int) -> dict[str, Tensor]:
         objective, model = objective_of(member, way), build(member, dropout=0.1, seed=seed)
@@ -309,7 +325,7 @@ def test_two_runs_with_one_seed_agree_to_the_bit(member: Family, way: str) -> No
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-@FAMILY
+@LEARN
 def test_micro_batches_equal_the_whole_batch(member: Family, way: str) -> None:
     def run(rows: int, parts: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         objective, model = objective_of(member, way), build(member).double()

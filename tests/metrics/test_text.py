@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,21 +62,42 @@ JAPANESE = ["私は今日とても嬉しいです。", "猫が赤いマットの
 KOREAN = ["나는 오늘 매우 행복합니다.", "고양이가 빨간 매트 위에 앉아 있었다."]
 
 
-@pytest.mark.parametrize(
-    ("texts", "tokenizer", "extra"), [(JAPANESE, "ja-mecab", "ja"), (KOREAN, "ko-mecab", "ko")]
-)
-def test_bleu_uses_the_tokenizer_of_the_language(
-    texts: list[str], tokenizer: str, extra: str
-) -> None:
-    """Without MeCab it counts characters, and that is said."""
-    used = bleu_tokenizer({"ja": "Japanese", "ko": "Korean"}[extra])
-    assert used in (tokenizer, "char") and f"tok:{used}" in BLEU.signature(texts, texts)
+LANGUAGES = {"ja": ("Japanese", JAPANESE, "MeCab"), "ko": ("Korean", KOREAN, "mecab_ko")}
+# `make setup-test` puts the packages of sacrebleu's extras there, without changing the environment.
+EXTRAS = Path(sys.prefix) / "oracles"
+
+
+def check_bleu(texts: list[str], used: str) -> str:
+    """Compare BLEU with sacrebleu's by a tokenizer, and return what is said about it."""
+    bleu_tokenizer.cache_clear()
+    assert f"tok:{used}" in BLEU.signature(texts, texts)
     close = [text.replace("赤い", "青い").replace("빨간", "파란") for text in texts]
     expected = sacrebleu.corpus_bleu(close, [texts], tokenize=used).score
     assert BLEU(close, texts) == pytest.approx(expected) and 20 < expected < 100
-    note = describe_bleu(texts)
-    assert note is not None and used in note
-    assert (f"pip install 'sacrebleu[{extra}]'" in note) == (used == "char")
+    said = describe_bleu(texts)
+    bleu_tokenizer.cache_clear()
+    assert said is not None and used in said
+    return said
+
+
+@pytest.mark.parametrize("extra", LANGUAGES)
+def test_bleu_counts_words_where_mecab_is_installed(
+    extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    language, texts, package = LANGUAGES[extra]
+    monkeypatch.setattr(sys, "path", [*sys.path, str(EXTRAS)])
+    pytest.importorskip(package, reason=f"pip install 'sacrebleu[{extra}]'")
+    expected = f"BLEU of {language} uses sacrebleu's tokenizer {extra}-mecab"
+    assert check_bleu(texts, f"{extra}-mecab") == expected
+
+
+@pytest.mark.parametrize("extra", LANGUAGES)
+def test_bleu_counts_characters_without_mecab(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, texts, package = LANGUAGES[extra]
+    for module in [name for name in sys.modules if name.endswith(f"tokenizer_{extra}_mecab")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
+    assert f"pip install 'sacrebleu[{extra}]'" in check_bleu(texts, "char")
 
 
 def test_the_tokenizer_of_bleu_is_said_where_it_is_not_the_usual_one() -> None:

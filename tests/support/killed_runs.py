@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kinfolk.data.ngram_counts import OrderCounts, SortedRuns
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.pretrain import pretrain, resume
@@ -41,6 +42,17 @@ def inside(part: str, step: int) -> Callable[[Progress], None]:
 
     setattr(checkpoint, part, dying)
     return watch
+
+
+def counting(order: int) -> Callable[[Progress], None]:
+    """Die when the sorted runs of an order of n-grams would be merged."""
+    merge = SortedRuns.merge
+
+    def dying(self: SortedRuns, counts: OrderCounts) -> None:
+        die() if counts.order == order else merge(self, counts)
+
+    SortedRuns.merge = dying  # type: ignore[method-assign]
+    return lambda progress: None
 
 
 def die() -> None:

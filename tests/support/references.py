@@ -14,6 +14,7 @@ from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt import GPTConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
+from kinfolk.families.ngram import NGram
 from kinfolk.families.t5 import T5Config
 from kinfolk.families.transformer import TransformerConfig
 from kinfolk.families.transformer_xl import TransformerXLConfig
@@ -21,9 +22,8 @@ from kinfolk.families.xlnet import XLNetConfig
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.sampling import sample_ids
-from kinfolk.metrics.baselines import KneserNey
 from kinfolk.rng import uniforms
-from kinfolk.workflows.baselines import NGram
+from kinfolk.workflows.baselines import fit_documents
 from support.decoding import asked
 
 VOCAB = 23
@@ -220,7 +220,7 @@ def counts() -> NGram:
     """Count the grams of a few texts with much in common."""
     draws = np.random.default_rng(4)
     texts = [draws.zipf(1.3, draws.integers(3, 9)).clip(max=VOCAB - 2) + 1 for _ in range(40)]
-    return NGram(KneserNey.fit(texts, vocab_size=VOCAB, order=3, bos=0, eos=1))
+    return fit_documents(texts, vocab_size=VOCAB, order=3, bos=0, eos=1)
 
 
 def method_name(method: GenerationConfig) -> str:

@@ -363,7 +363,7 @@ def test_settings_that_leave_nothing_to_rank_are_told(
     wrong: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
     (name,) = wrong
-    with pytest.raises(UserError, match=f"{name}={wrong[name]}.*must be greater than 0"):
+    with pytest.raises(UserError, match=f"{name}={wrong[name]}: it must be (at least 1|above 0)"):
         formulation(tokenizer, **wrong)
 
 

@@ -97,7 +97,7 @@ def test_what_a_model_cannot_do_names_those_who_can(runs: dict[str, Path]) -> No
     assert require_ability(model, "fill") is model
     with pytest.raises(
         UserError,
-        match=r"bert models do not support generate \(families that do: transformer, .*, glm\)",
+        match=r"bert models do not support generate \(families that do: ngram, .*, glm\)",
     ):
         require_ability(model, "generate")
 

@@ -1,8 +1,8 @@
 """Counts that write: the same chances as they score by, whatever lies around a text."""
 
-import math
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +15,17 @@ from kinfolk.batch import IGNORE_INDEX, Inputs, KVCache
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import evaluation_dataset
 from kinfolk.errors import UserError
+from kinfolk.families.ngram import NGram
 from kinfolk.generation.config import GREEDY, GenerationConfig
-from kinfolk.metrics.baselines import KneserNey
 from kinfolk.objectives.clm import CLM
-from kinfolk.workflows.baselines import NGram, fit_ngram, load_or_fit, ngram_of_corpus
+from kinfolk.workflows.baselines import (
+    document_nll,
+    end_ids,
+    fit_documents,
+    fit_ngram,
+    load_or_fit,
+    ngram_of_corpus,
+)
 from support.decoding import asked, generate
 from support.runs import Home
 
@@ -29,7 +36,12 @@ def fitted(order: int = 3, *, bos: int = BOS, documents: list[list[int]] | None 
     rng = np.random.default_rng(order)
     drawn = [rng.zipf(1.5, rng.integers(0, 12)).clip(max=6) for _ in range(60)]
     texts = drawn if documents is None else [np.array(d, np.int64) for d in documents]
-    return NGram(KneserNey.fit(texts, vocab_size=VOCAB, order=order, bos=bos, eos=EOS))
+    return fit_documents(texts, vocab_size=VOCAB, order=order, bos=bos, eos=EOS)
+
+
+def nll(model: NGram, document: Any, bos: int = BOS, eos: int = EOS) -> np.ndarray:
+    (found,) = document_nll(model, [np.asarray(document)], bos, eos)
+    return found
 
 
 def scores(model: NGram, inputs: Inputs) -> Tensor:
@@ -51,27 +63,13 @@ def row(ids: list[int], document: list[int], state: KVCache | None = None) -> In
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("bos", [BOS, EOS])
 def test_the_distribution_is_that_of_the_costs(order: int, bos: int) -> None:
-    counts = fitted(order, bos=bos).counts
-    line = [bos] * counts.context_size + [1, 2, 1, 1, 5, 0, 6]  # 0 was never seen
-    places = range(counts.context_size, len(line) + 1)
-    contexts = np.array([line[place - counts.context_size : place] for place in places], np.int64)
-    chances = counts.next_token_probs(contexts.reshape(len(places), counts.context_size))
-    np.testing.assert_allclose(chances.sum(1), 1, atol=1e-9)
-    for n, place in enumerate(places):
-        before = line[counts.context_size : place]
-        every = [counts.nll(np.array([*before, token]))[-2] for token in range(VOCAB)]
-        np.testing.assert_allclose(-np.log(chances[n]), every, rtol=1e-12)
-
-
-def test_contexts_of_a_large_vocabulary_do_not_overflow() -> None:
-    vocab = 2**21  # three digits of it fill 63 bits
-    last = vocab - 1
-    text = np.array([last, last, last, 5, last])
-    counts = KneserNey.fit([text], vocab_size=vocab, order=3, bos=0, eos=1)
-    chances = counts.next_token_probs(np.array([[last, last], [last, 5], [3, 3]]))
-    np.testing.assert_allclose(chances.sum(1), 1, atol=1e-9)
-    assert chances[0, 5] == pytest.approx(math.exp(-counts.nll(text)[3]))
-    assert chances[1].argmax() == last
+    model = fitted(order, bos=bos)
+    line = [1, 2, 1, 1, 5, 0, 6]  # 0 was never seen
+    chances = scores(model, Inputs.from_ids(torch.tensor([[bos, *line]]), causal=True))[0].exp()
+    np.testing.assert_allclose(chances.sum(1), 1, atol=1e-6)
+    for place in range(len(line) + 1):
+        every = [nll(model, [*line[:place], token], bos)[-2] for token in range(VOCAB)]
+        np.testing.assert_allclose(-chances[place].log(), every, rtol=1e-12)
 
 
 def test_greedy_text_is_the_one_most_said() -> None:
@@ -80,7 +78,7 @@ def test_greedy_text_is_the_one_most_said() -> None:
     found = generate(model, asked(prompts, max_new_tokens=9, eos_ids={EOS}), GREEDY)
     assert [text.ids for text in found] == [[1, 2, 3], [2, 3], [6, 6], [6, 6]]
     assert all(text.finished for text in found)
-    costs = model.counts.nll(np.array([1, 2, 3]))
+    costs = nll(model, [1, 2, 3])
     assert found[0].logprobs == pytest.approx((-costs[:-1]).tolist(), abs=1e-6)
 
 
@@ -88,7 +86,8 @@ def test_drawn_tokens_come_as_often_as_they_are_likely() -> None:
     model, texts = fitted(), 4000
     found = generate(model, asked([[BOS, 1]] * texts, max_new_tokens=1, eos_ids=(), seed=1))
     drawn = np.bincount([text.ids[0] for text in found], minlength=VOCAB) / texts
-    expected = model.counts.next_token_probs(np.array([[BOS, 1]]))[0]
+    expected = scores(model, Inputs.from_ids(torch.tensor([[BOS, 1]]), causal=True))[0, -1]
+    expected = expected.exp().numpy()
     assert (abs(drawn - expected) < 4 * np.sqrt(expected * (1 - expected) / texts)).all()
     assert expected.max() < 0.9  # there is something to choose
 
@@ -134,7 +133,7 @@ def test_beams_that_hold_everything_find_the_likeliest_text() -> None:
     request = asked([[BOS, 1]], max_new_tokens=2, eos_ids=())
     (found,) = generate(model, request, GenerationConfig(num_beams=VOCAB, length_penalty=0.0))
     texts = list(product(range(VOCAB), repeat=2))
-    costs = [model.counts.nll(np.array([1, *text]))[1:3].sum() for text in texts]
+    costs = [nll(model, [1, *text])[1:3].sum() for text in texts]
     assert tuple(found.ids) == texts[int(np.argmin(costs))]
     assert sum(found.logprobs) == pytest.approx(-min(costs), abs=1e-5)
 
@@ -172,7 +171,7 @@ def test_the_loss_of_labels_leaves_out_what_is_ignored() -> None:
     ids = torch.tensor([[BOS, 1, 2, 1]])
     prediction = model.lm_logits(model(Inputs.from_ids(ids, causal=True)).hidden)
     labels = torch.tensor([[1, 2, IGNORE_INDEX, EOS]])
-    costs = model.counts.nll(np.array([1, 2, 1]))
+    costs = nll(model, [1, 2, 1])
     assert prediction.nll(labels).item() == pytest.approx(costs[[0, 1, 3]].sum())
 
 
@@ -189,7 +188,8 @@ def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
     feed = evaluation_dataset(way, read, rows=4)
     batches = [feed[number] for number in range(len(feed))]
     nats = sum(float(way.loss(model, batch).sums[way.loss_name]) for batch in batches)
-    expected = [model.counts.nll(read.document(i)) for i in range(read.documents)]
+    texts = (read.document(i) for i in range(read.documents))
+    expected = [*document_nll(model, texts, *end_ids(read))]
     assert sum(batch.counts[way.loss_name] for batch in batches) == sum(map(len, expected))
     assert nats == pytest.approx(sum(x.sum() for x in expected), rel=1e-9)
 
@@ -199,8 +199,9 @@ def test_a_corpus_is_counted_as_for_the_line_under_the_curves(home: Home) -> Non
     model, tokenizer = ngram_of_corpus(home.corpus)
     assert tokenizer.fingerprint == corpus.tokenizer_hash
     line, text = fit_ngram([(corpus, 1.0)]), corpus.document(0)
-    np.testing.assert_array_equal(model.counts.nll(text), line.nll(text))
-    assert ngram_of_corpus(home.corpus, 2)[0].counts.context_size == 1
+    ends = end_ids(corpus)
+    np.testing.assert_array_equal(nll(model, text, *ends), nll(line, text, *ends))
+    assert ngram_of_corpus(home.corpus, 2)[0].config.order == 2
 
 
 def test_a_corpus_or_a_model_can_be_opened_and_writes(home: Home, runs: dict[str, Path]) -> None:

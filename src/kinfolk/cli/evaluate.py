@@ -44,6 +44,7 @@ from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder, check_new_file
 
 if TYPE_CHECKING:
+    from kinfolk.objectives.evaluation import LikelihoodScores
     from kinfolk.tasks.task import EvaluationResult
     from kinfolk.workflows.predict import Predictor
 
@@ -235,8 +236,20 @@ def likelihood(
         "tokens": score.tokens,
         "bytes": score.bytes,
         "kind": score.kind,
+        **backward_scores(score),
         **({} if score.sampled_from is None else {"sampled_from": score.sampled_from}),
         **others,
+    }
+
+
+def backward_scores(score: "LikelihoodScores") -> dict[str, float]:
+    """Return the scores from right to left of a bidirectional model; others have none."""
+    if score.backward is None:
+        return {}
+    return {
+        "backward_loss": score.backward.loss,
+        "backward_perplexity": score.backward.perplexity,
+        "backward_bits_per_byte": score.backward.bits_per_byte,
     }
 
 

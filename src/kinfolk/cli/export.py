@@ -6,7 +6,12 @@ import typer
 
 from kinfolk.cli.app import MODEL, MODELS, NEW_FOLDER, TOKENIZER, command
 from kinfolk.cli.output import print_line
-from kinfolk.workflows.folders import check_model_folder, check_new_folder
+from kinfolk.workflows.folders import (
+    check_model_folder,
+    check_new_file,
+    check_new_folder,
+    check_parent_folder,
+)
 
 
 @command("kinfolk export runs/bert -o my-bert", panel=MODELS)
@@ -14,12 +19,22 @@ def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None =
     """Write a model folder for Hugging Face: weights, config and tokenizer, and nothing else.
 
     The checkpoints of a run are such folders already; an export leaves out the training state.
+    An n-gram model is written as an ARPA file: -o NAME.arpa.
     """
     check_model_folder(model)
-    check_new_folder(out)
-    from kinfolk.workflows.load import exportable, load, save
+    is_arpa = out.suffix == ".arpa"
+    if is_arpa:
+        check_new_file(out)
+        check_parent_folder(out)
+    else:
+        check_new_folder(out)
+    from kinfolk.workflows.load import export_arpa, exportable, load, save
 
     network, loaded = load(model, tokenizer)
+    if is_arpa:
+        export_arpa(network, loaded, out)
+        print_line(f"exported to {out}; evaluate with kinfolk evaluate {out} --text FILE")
+        return
     save(exportable(network), loaded, out)
     print_line(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
 
@@ -27,7 +42,7 @@ def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None =
 @command("kinfolk import bert-base-uncased -o models/bert", panel=MODELS, name="import")
 def import_(
     folder: Path = typer.Argument(
-        ..., metavar="FOLDER", help="Hugging Face model folder on this machine."
+        ..., metavar="FOLDER", help="Hugging Face model folder on this machine, or an ARPA file."
     ),
     out: Path = NEW_FOLDER,
     tokenizer: Path | None = TOKENIZER,

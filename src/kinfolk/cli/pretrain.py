@@ -268,17 +268,22 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
 
 
 def header(recipe: "Recipe") -> list[str]:
-    """Return three lines about a run: the model, the data, the training settings."""
+    """Return lines about a run: the model, the data, the training settings."""
     from kinfolk.config import type_name
     from kinfolk.training.run import select_device
 
     train, length = recipe.train, recipe.objective.max_length
-    device = select_device(train.device)
-    automatic = "bf16" if device.type == "cuda" else "fp32"
-    precision = {"float32": "fp32", "bfloat16": "bf16"}.get(train.precision, automatic)
     corpora = [share.open() for share in recipe.corpora]
     tokens = sum(corpus.tokens for corpus in corpora)
     documents = sum(corpus.documents for corpus in corpora)
+    if (orders := recipe.model.counting_steps) is not None:
+        return [
+            f"{recipe.name}: n-grams of 1 to {orders} tokens, counted, without gradients",
+            f"corpus: {tokens:,} tokens, {documents:,} documents",
+        ]
+    device = select_device(train.device)
+    automatic = "bf16" if device.type == "cuda" else "fp32"
+    precision = {"float32": "fp32", "bfloat16": "bf16"}.get(train.precision, automatic)
     epochs = train.steps * train.batch_size * length / max(tokens, 1)
     return [
         f"{recipe.name}: {parameter_count(recipe.model) / 1e6:.1f}M parameters, objective "

@@ -62,7 +62,9 @@ class TrainingOptions:
 
     lowercase: bool = flag("--lowercase", "Lowercase the text before training.")
     segmenter: str = option(
-        "spaces|jieba", "Word segmenter for the kind word; jieba for Chinese.", default="spaces"
+        "spaces|jieba|whitespace",
+        "Word segmenter for the kind word; jieba for Chinese, whitespace for tokenized text.",
+        default="spaces",
     )
     field: str | None = FIELD
     column: str | None = COLUMN

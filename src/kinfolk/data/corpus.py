@@ -26,6 +26,8 @@ FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
 DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 BATCH_NUMBERS = 1 << 20  # read at once
+MAX_VOCAB_SIZE = 2**26
+BATCH_DOCUMENTS = 1 << 16  # whose bounds are read at once
 # The fields of corpus.json that are read, and their types.
 METADATA: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("version", "documents", "sentences", "tokens", "bytes", "vocab"), (int,)),
@@ -119,6 +121,41 @@ class Corpus:
         """Return the tokens of one document."""
         return self.ids(self.starts[i], self.starts[i + 1])
 
+    def blocks(self, documents: int | None = None) -> Iterator[tuple[npt.NDArray[Any], IntArray]]:
+        """Yield the tokens of the first documents, all by default, and where documents end in them.
+
+        Files are read part by part, not mapped: memory does not grow with the corpus.
+        """
+        stop = self.documents if documents is None else documents
+        for first in range(0, stop, BATCH_DOCUMENTS):
+            bounds = self._bounds(first, min(first + BATCH_DOCUMENTS, stop))
+            done, ends = 0, bounds[1:]
+            for start in range(bounds[0], max(bounds[-1], bounds[0] + 1), BATCH_NUMBERS):
+                until = min(start + BATCH_NUMBERS, bounds[-1])
+                last = int(np.searchsorted(ends, until, "right"))
+                yield (
+                    self._read("tokens.bin", self._ids.dtype, start, until),
+                    ends[done:last] - start,
+                )
+                done = last
+
+    def _bounds(self, first: int, last: int) -> IntArray:
+        """Return the start of each document from the first, and the end of the last before."""
+        sentences = len(self._sequence_pointers)
+        begins = HEADER.size + 4 * sentences
+        index = self._read("tokens.idx", np.int64, first, last + 1, begins + 8 * sentences)
+        pointers = self._read("tokens.idx", np.int64, index[0], index[-1] + 1, begins)
+        inside = index < sentences
+        bounds = np.full(len(index), self.tokens)
+        bounds[inside] = pointers[index[inside] - index[0]] // self._ids.itemsize
+        return bounds
+
+    def _read(
+        self, name: str, type: npt.DTypeLike, start: int, stop: int, offset: int = 0
+    ) -> npt.NDArray[Any]:
+        offset += start * np.dtype(type).itemsize
+        return np.fromfile(self.folder / name, type, max(stop - start, 0), offset=offset)
+
     def sentences(self, start: int, stop: int) -> IntArray:
         """Return the lengths of the sentences in a slice, cut to it."""
         if start >= stop:
@@ -148,9 +185,10 @@ class Corpus:
     def _counts(self) -> IntArray:
         counts = np.zeros(self.vocab_size, np.int64)
         for start in range(0, self.tokens, BATCH_NUMBERS):
-            counts += np.bincount(
-                self._ids[start : start + BATCH_NUMBERS], minlength=self.vocab_size
-            )
+            ids = self._ids[start : start + BATCH_NUMBERS]
+            if int(ids.max()) >= self.vocab_size:
+                raise _corrupt(self.folder / "tokens.bin", f"it holds the id {ids.max()}")
+            counts += np.bincount(ids, minlength=self.vocab_size)
         return counts
 
     def tokenizer(self) -> Tokenizer:
@@ -172,7 +210,7 @@ def _memmap(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> n
 def _read_metadata(file: Path) -> dict[str, Any]:
     try:
         metadata = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise _corrupt(file, "it is not JSON") from error
     if metadata.get("version", FORMAT_VERSION) != FORMAT_VERSION:
         raise _corrupt(
@@ -184,6 +222,8 @@ def _read_metadata(file: Path) -> dict[str, Any]:
         value = metadata[name]
         if type(value) not in types or (type(value) is int and value < 0):
             raise _corrupt(file, f"its {name} is {value!r}")
+    if not 1 <= metadata["vocab"] <= MAX_VOCAB_SIZE:
+        raise _corrupt(file, f"its vocab is {metadata['vocab']}")
     for name in COUNTS:
         if not isinstance(metadata.setdefault(name, {}), dict):
             raise _corrupt(file, f"its {name} is {metadata[name]!r}")

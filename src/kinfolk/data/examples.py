@@ -27,6 +27,7 @@ class Example:
     token_type_ids: IntArray | None = None
     character_ids: IntArray | None = None  # (tokens, characters), for words by their characters
     encoder_input_ids: IntArray | None = None
+    backward: "Example | None" = None  # of the same length, for a backward model (ELMo)
     document_id: int | None = None  # of a document that continues in the next batch
     sequence_label: int = IGNORE_INDEX  # next-sentence or sentence-order prediction
     uniforms: IntArray | None = None  # random numbers for sampling (ELECTRA)

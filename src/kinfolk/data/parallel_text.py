@@ -178,6 +178,11 @@ class TargetDocuments:
         starts = self._pairs.starts
         return self._pairs.ids(int(starts[i] + self._sizes[i, 0]), int(starts[i + 1]))
 
+    def blocks(self, documents: int | None = None) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield the tokens of the first targets, all by default, and where targets end in them."""
+        for i in range(self.documents if documents is None else documents):
+            yield self.document(i), self._sizes[i, 1:]
+
     def token_counts(self) -> IntArray:
         """Return how often each id occurs."""
         counts, starts = np.zeros(self.vocab_size, np.int64), self._pairs.starts

@@ -265,8 +265,10 @@ class Family:
     def formulations(self) -> tuple[str, ...]:
         """The names of its task formulations, the default first."""
         usual = FORMULATIONS.get(self.model.decoding or "", ("head", "features"))
-        if not self.objectives:  # a baseline has no features to give
-            usual = tuple(name for name in usual if name != "features")
+        # A baseline or counts have no features to give, and some networks take no task head.
+        featureless = not self.objectives or self.model.gradient_free is not None
+        lacking = {"features": featureless, "head": self.model.pooling is None}
+        usual = tuple(name for name in usual if not lacking.get(name))
         preferred = self.formulation or usual[0]
         return preferred, *(name for name in usual if name != preferred)
 

@@ -23,6 +23,7 @@ class ParameterRule:
     hf_names: tuple[str, ...]  # several if ours is their concatenation on the first axis
     transposed: bool = False  # in transformers
     vocab_rows: int | None = None  # number of rows in transformers; ours has padding rows of zeros
+    mapped: bool = False  # the tensor is that of the file, not a copy in float32
 
     def to_hf(self, tensor: Tensor) -> dict[str, Tensor]:
         """Return the tensors of transformers, as views."""
@@ -32,6 +33,8 @@ class ParameterRule:
 
     def from_hf(self, tensors: Mapping[str, Tensor], rows: int) -> Tensor:
         """Return the parameter, padded to `rows` rows, as a copy in float32; integers stay so."""
+        if self.mapped:
+            return tensors[self.hf_names[0]]
         tensor = torch.cat([tensors[name] for name in self.hf_names])
         tensor = tensor.float() if tensor.is_floating_point() else tensor
         if self.transposed:

@@ -1,4 +1,4 @@
-"""Fill [MASK] in a text: tokens of an encoder, sentinels of T5, blanks of GLM."""
+"""Fill [MASK] in a text: tokens of encoders and n-grams, sentinels of T5, blanks of GLM."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -61,8 +61,9 @@ def fill_text(
 ) -> FillResult:
     """Fill every [MASK] of a text: "It was [MASK]." may give "It was good.".
 
-    Encoders predict one token for each mask and return candidates; the others generate spans by
-    the config. GLM also has [sMASK] for a sentence and [gMASK] for the rest of the text.
+    Encoders and n-gram models predict one token for each mask and return candidates; the others
+    generate spans by the config. GLM also has [sMASK] for a sentence and [gMASK] for the rest of
+    the text.
     """
     if tokenizer.special_tokens.mask is not None:
         text = text.replace(mask_token(tokenizer), MASK)
@@ -72,6 +73,8 @@ def fill_text(
         raise UserError(NO_MASK)
     if model.decoding == "encoder-decoder":
         return _fill_spans(model, tokenizer, text, config)
+    if model.decoding == "causal" and model.can_fill:
+        return _fill_completions(model, tokenizer, text, candidates)
     return _fill_tokens(model, tokenizer, text, candidates)
 
 
@@ -228,6 +231,38 @@ def _fill_tokens(
         words = [(_decode_fill(tokenizer, ids[:position], [id]), prob) for id, prob in choices]
         fills.append(MaskFill(words[0][0], words))
         ids[position] = choices[0][0]
+    return _insert_fills(text, fills)
+
+
+@torch.inference_mode()
+def _fill_completions(
+    model: LanguageModel, tokenizer: Tokenizer, text: str, candidates: int
+) -> FillResult:
+    """Put the token that makes the text most probable into each mask, from the left."""
+    if candidates < 1:
+        raise UserError(f"candidates={candidates}: it must be at least 1")
+    special_tokens = tokenizer.special_tokens
+    start = special_tokens.eos if special_tokens.bos is None else special_tokens.bos
+    ids, positions = [] if start is None else [start], list[int]()
+    parts = text.split(MASK)
+    for number, part in enumerate(parts):
+        if number + 1 < len(parts) and tokenizer.kind == "bpe":
+            part = part.rstrip(" ")  # tokens of byte-level BPE have the space before them
+        ids += tokenizer.encode(part, add_special_tokens=False)
+        if number + 1 < len(parts):
+            positions.append(len(ids))
+            ids.append(special_tokens.pad)
+    banned = torch.tensor(sorted(non_text_ids(model, tokenizer)), dtype=torch.int64)
+    fills = []
+    for position, stop in zip(positions, [*positions[1:], len(ids)], strict=True):
+        scores = model.fill_logits(torch.tensor(ids[:stop]), position).index_fill(
+            0, banned, -torch.inf
+        )
+        best = scores.log_softmax(-1).topk(min(candidates, len(scores) - len(banned)))
+        pairs = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+        words = [(_decode_fill(tokenizer, ids[:position], [id]), prob) for id, prob in pairs]
+        fills.append(MaskFill(words[0][0], words))
+        ids[position] = int(best.indices[0])
     return _insert_fills(text, fills)
 
 

@@ -23,7 +23,6 @@ from kinfolk.nn.task_heads import (
     TaskModelConfig,
     pooling_of,
 )
-from kinfolk.nn.task_networks import ModelWithFeaturesConfig
 from kinfolk.text.tokenizer import SpecialTokens
 
 MAX_LABELS = 2**20
@@ -171,7 +170,6 @@ def _labels(data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(labels[i]) for i in numbers)
 
 
-FEATURES = "features"  # key of a task network over the hidden states
 MODEL_TYPE_PREFIX = "kinfolk_"  # before the name of the family, in `model_type`
 
 
@@ -188,17 +186,13 @@ class Native:
         return MODEL_TYPE_PREFIX + self.family.name
 
     def to_config(self, c: Any, special_tokens: SpecialTokens | None) -> dict[str, Any]:
-        """Return the contents of config.json; a task head or network is under its own key."""
+        """Return the contents of config.json; a task head or network is under `head`."""
         roles = ("bos", "eos", "pad")
         ids = (
             {f"{role}_token_id": getattr(special_tokens, role) for role in roles}
             if special_tokens
             else {}
         )
-        if isinstance(c, ModelWithFeaturesConfig):
-            values = to_json(c)
-            del values["backbone"]
-            return {**asdict(c.backbone), **ids, FEATURES: values}
         if not isinstance(c, TaskModelConfig):
             return {**asdict(c), **ids}
         head = asdict(c) if isinstance(c, ModelWithHeadConfig) else to_json(c)
@@ -209,10 +203,6 @@ class Native:
         """Return the config that a config.json describes."""
         config: Any = type(next(iter(self.family.sizes.values())))
         backbone = from_fields(config, data, "config.json: ")
-        if FEATURES in data:
-            json_field(dict).check(data[FEATURES], f"config.json: {FEATURES}")
-            values = {**data[FEATURES], "backbone": to_json(backbone)}
-            return from_fields(ModelWithFeaturesConfig, values, f"config.json: {FEATURES}.")
         if "head" not in data:
             return backbone
         head = data["head"]
@@ -233,6 +223,12 @@ class Native:
             for name, module in model.named_modules()
             if isinstance(module, TokenEmbedding)
         }
+        # Tables that nothing changes are read from the file where they are needed.
+        mapped = c.network.gradient_free is not None
         return ParameterMap(
-            rules=[ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n)) for n in model.state_dict()]
+            rules=[
+                ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n), mapped=mapped)
+                for n in model.state_dict()
+            ],
+            optional_prefixes=tuple(f"{name}." for name in c.network.lm_head_modules),
         )

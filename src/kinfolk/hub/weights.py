@@ -22,21 +22,24 @@ CHARACTER_TABLE = torch.int16  # the type of tables of characters, and of no buf
 WEIGHT_FILES = (SAFETENSORS, "pytorch_model.bin")
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all floating-point tensors of a folder, from one file or from shards."""
+def read_weights(folder: Path, *, integers: bool = False) -> dict[str, Tensor]:
+    """Read all floating-point tensors of a folder, from one file or from shards.
+
+    With `integers`, also the others.
+    """
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
-            return read_tensors(folder / name)
+            return read_tensors(folder / name, integers=integers)
         if (index := folder / f"{name}.index.json").is_file():
             tensors: dict[str, Tensor] = {}
             for shard in _shards(index):
-                tensors |= read_tensors(folder / shard)
+                tensors |= read_tensors(folder / shard, integers=integers)
             return tensors
     raise UserError(f"{folder} has no {' or '.join(WEIGHT_FILES)}: copy or save the model again")
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read one file of named tensors; those of other types are buffers and left out."""
+def read_tensors(file: Path, *, integers: bool = False) -> dict[str, Tensor]:
+    """Read one file of named tensors; those of other types are left out by default."""
     if file.suffix == ".safetensors":
         try:
             values: Any = load_file(file)
@@ -46,10 +49,12 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         values = read_pytorch(file)
         if not isinstance(values, dict):
             raise UserError(f"{file} holds a {type(values).__name__}, not tensors by name")
-    return floating_point(values, file)
+    return floating_point(values, file, integers=integers)
 
 
-def floating_point(values: dict[str, Any], file: Path) -> dict[str, Tensor]:
+def floating_point(
+    values: dict[str, Any], file: Path, *, integers: bool = False
+) -> dict[str, Tensor]:
     """Return the floating-point tensors and the characters of tokens.
 
     What is not a tensor, NaN and infinity are refused.
@@ -58,16 +63,40 @@ def floating_point(values: dict[str, Any], file: Path) -> dict[str, Tensor]:
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise UserError(f"{file}: {name!r} is not a tensor: save the model's state_dict")
-        if value.is_floating_point() or value.dtype == CHARACTER_TABLE:
+        kept = value.is_floating_point() or value.dtype == CHARACTER_TABLE
+        if kept or (integers and not value.is_complex()):
             tensors[name] = value
         elif value.is_complex():
             raise UserError(f"{file}: {name} is {value.dtype}, not a floating-point tensor")
-    if bad := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    if bad := [name for name, tensor in floats.items() if not bool(tensor.isfinite().all())]:
         raise UserError(
             f"{file} has NaN or infinite values in {', '.join(bad[:3])}: use a checkpoint from "
             "before the training diverged"
         )
     return tensors
+
+
+def write_safetensors(file: Path, columns: Mapping[str, tuple[int, str, Iterable[Any]]]) -> Path:
+    """Write tensors of one axis part by part: the size, safetensors' type and the parts of each.
+
+    The library writes a file from memory; what was counted on disk need not fit there.
+    """
+    widths = {"I64": 8, "F32": 4}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (size, dtype, _) in columns.items():
+        end = offset + size * widths[dtype]
+        header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for _, _, parts in columns.values():
+            for part in parts:
+                part.tofile(out)
+    return file
 
 
 def read_object(file: Path) -> dict[str, Any]:

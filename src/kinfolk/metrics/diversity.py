@@ -3,13 +3,13 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from kinfolk.metrics.baselines import Ids, KneserNey
+from kinfolk.metrics.baselines import Reals
 from kinfolk.text.segment import word_starts
 
 NGRAM_ORDERS = (1, 2, 3, 4)  # of distinct-n, and of BLEU
@@ -131,14 +131,15 @@ def closest_length(lengths: Sequence[int], length: int) -> int:
     return min(others, key=lambda other: (abs(other - length), other))
 
 
-def perplexity(model: KneserNey, texts: Sequence[Ids]) -> float | None:
-    """Return the perplexity per token under an n-gram model, without the end of text.
+def perplexity(losses: Iterable[Reals]) -> float | None:
+    """Return the perplexity per token from the losses of texts, without the end of each.
 
     A text that was generated up to a token limit has no end to predict.
     """
-    costs = [model.nll(ids)[:-1] for ids in texts]
-    tokens = sum(map(len, costs))
-    return math.exp(sum(float(nats.sum()) for nats in costs) / tokens) if tokens else None
+    nats, tokens = 0.0, 0
+    for nll in losses:
+        nats, tokens = nats + float(nll[:-1].sum()), tokens + len(nll) - 1
+    return math.exp(nats / tokens) if tokens else None
 
 
 def ngrams(text: WordSequence, size: int) -> Iterator[Gram]:

@@ -1,5 +1,6 @@
 """Token embeddings and the logits tied to them, for one table or in clusters by frequency."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,6 +63,36 @@ class LinearLogits:
         return smoothed_linear_cross_entropy(
             self.hidden, self.weight, self.bias, labels, self.vocab_size, smoothing
         )
+
+
+@dataclass(frozen=True, eq=False)
+class SampledLogits(LinearLogits):
+    """Logits whose loss compares each label with some sampled ids (Bengio and Senecal, 2008).
+
+    Ids are drawn from a Zipfian distribution, since they are sorted by frequency. Each counts as
+    often as its probability is low, so that the sum over samples estimates that over all ids.
+    `logits` has the scores of all ids, for evaluation.
+
+    Deviation: TensorFlow's sampled softmax weights the label too. Its values are no likelihoods.
+    """
+
+    num_samples: int
+
+    def nll(self, labels: Tensor) -> Tensor:
+        """Return the summed loss of the labels among the samples, in nats."""
+        kept = labels != IGNORE_INDEX
+        hidden, labels = self.hidden[kept], labels[kept]
+        # P(id) = log((id + 2) / (id + 1)) / log(vocabulary + 1), by inverting its distribution.
+        uniform = torch.rand(self.num_samples, device=labels.device, dtype=torch.float64)
+        samples = ((self.vocab_size + 1) ** uniform).long().sub(1).clamp(0, self.vocab_size - 1)
+        same = samples == labels[:, None]  # a label that is drawn is no wrong answer
+        probability = ((samples + 2) / (samples + 1)).log() / math.log(self.vocab_size + 1)
+        scores = F.linear(hidden, self.weight[samples]) - (self.num_samples * probability).log()
+        right = (hidden * self.weight[labels]).sum(-1)
+        if self.bias is not None:
+            scores, right = scores + self.bias[samples], right + self.bias[labels]
+        together = torch.cat([right[:, None], scores.masked_fill(same, -torch.inf)], dim=1)
+        return (together.float().logsumexp(1) - right).sum()
 
 
 class AdaptiveEmbedding(nn.Module):

@@ -6,6 +6,7 @@ never probe for attributes.
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor, nn
@@ -151,6 +152,11 @@ class ModelConfig:
         return 0.0
 
     @property
+    def counting_steps(self) -> int | None:
+        """The steps of a run that counts; None for a network that is trained by gradients."""
+        return None
+
+    @property
     def init_std(self) -> float:
         """The standard deviation of initial weights."""
         return 0.02
@@ -170,6 +176,7 @@ class LanguageModel(nn.Module):
     architecture: Architecture
     decoding: Decoding | None = None  # None: it cannot generate
     can_fill: bool = False  # it predicts masked tokens or spans from both sides
+    gradient_free: str | None = None  # why it has no gradients; None: it is trained by them
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
     static_shapes: bool = True
@@ -184,6 +191,8 @@ class LanguageModel(nn.Module):
     random_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
+    # The file that the weights are mapped from, where it is copied to save the network.
+    weights_file: Path | None = None
 
     @property
     def pretrained(self) -> "LanguageModel":
@@ -229,6 +238,11 @@ class LanguageModel(nn.Module):
                 hook.remove()
         return [*found[:-1], hidden]
 
+    @property
+    def max_vocab_size(self) -> int:
+        """The number of token ids that it may be given; `random_modules` may have any number."""
+        return int(self.config.vocab_size)
+
     def set_character_table(self, table: Tensor) -> None:
         """Set the characters of every token, if the config has `max_characters`."""
         raise NotImplementedError
@@ -237,8 +251,18 @@ class LanguageModel(nn.Module):
         """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""
         return self(inputs)
 
+    def forward_bilm(
+        self, inputs: Inputs, backward_inputs: Inputs
+    ) -> tuple[Tensor, Tensor, SegmentMemory | None]:
+        """Run a forward and a backward LM (ELMo); return their hidden states and the memory."""
+        raise NotImplementedError
+
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits over the vocabulary, computed on demand."""
+        raise NotImplementedError
+
+    def fill_logits(self, ids: Tensor, position: int) -> Tensor:
+        """Return a score of every token at a position of a text, from both sides: (vocabulary,)."""
         raise NotImplementedError
 
     def check_lm_head(self) -> None:

@@ -5,6 +5,7 @@ rows; else they read the texts of all rows in the order of a `PackedSequence`, s
 crosses from one text to another.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -246,14 +247,72 @@ def lstm(
     layer: nn.LSTM, x: Tensor, state: LSTMState, batch_sizes: Tensor | None, weight_dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run a layer of torch, some of its recurrent weights dropped; return output and states."""
+    if isinstance(layer, ClippedLSTM):
+        return layer.steps(x, state, batch_sizes)
     weights: list[Tensor] = [weight for part in layer.all_weights for weight in part]
     if layer.training and weight_dropout > 0:
         weights[1] = F.dropout(weights[1], weight_dropout)
     # `train` keeps what the backward pass needs; there is no dropout inside of the layer.
     settings = layer.bias, layer.num_layers, 0.0, torch.is_grad_enabled(), layer.bidirectional
-    if batch_sizes is None:
+    if batch_sizes is not None:
+        return torch.lstm(x, batch_sizes, state, weights, *settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
         return torch.lstm(x, state, weights, *settings, False)
-    return torch.lstm(x, batch_sizes, state, weights, *settings)
+
+
+class ClippedLSTM(nn.LSTM):
+    """One layer whose cell and projected states are limited at every step, as in ELMo.
+
+    cuDNN has no such limits, so that this takes one step after the other.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        proj_size: int,
+        cell_clip: float,
+        projection_clip: float,
+    ) -> None:
+        super().__init__(input_size, hidden_size, proj_size=proj_size)
+        self.cell_clip, self.projection_clip = cell_clip, projection_clip
+
+    def steps(
+        self, x: Tensor, state: LSTMState, batch_sizes: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output and the final states, as `torch.lstm` does."""
+        w_ih, w_hh, b_ih, b_hh, w_hr = self.all_weights[0]
+        sizes = [x.shape[1]] * len(x) if batch_sizes is None else batch_sizes.tolist()
+        gates_of_inputs = torch.split(F.linear(x, w_ih, b_ih + b_hh).flatten(0, -2), sizes)
+        (hidden,), (cell,) = state
+        outputs = []
+        for size, of_inputs in zip(sizes, gates_of_inputs, strict=True):
+            gates = of_inputs + F.linear(hidden[:size], w_hh)
+            i, f, g, o = gates.chunk(4, dim=-1)
+            now = torch.sigmoid(f) * cell[:size] + torch.sigmoid(i) * torch.tanh(g)
+            now = now.clamp(-self.cell_clip, self.cell_clip)
+            out = F.linear(torch.sigmoid(o) * torch.tanh(now), w_hr)
+            out = out.clamp(-self.projection_clip, self.projection_clip)
+            outputs.append(out)
+            hidden, cell = torch.cat([out, hidden[size:]]), torch.cat([now, cell[size:]])
+        output = torch.cat(outputs).view(*x.shape[:-1], self.proj_size)
+        return output, hidden[None], cell[None]
+
+
+def mirrored_positions(document_ids: Tensor) -> Tensor:
+    """Return the position at which each text of a row, read from its end, has its tokens.
+
+    (rows, length), each text a run of equal ids; a gather by it twice changes nothing.
+    """
+    positions = torch.arange(document_ids.shape[1], device=document_ids.device)
+    positions = positions.expand_as(document_ids)
+    starts = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+    ends = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (0, 1), value=True)
+    first = torch.where(starts, positions, 0).cummax(1).values
+    last = torch.where(ends, positions, document_ids.shape[1]).flip(1).cummin(1).values.flip(1)
+    return first + last - positions
 
 
 def state_sizes(layers: Iterable[nn.LSTM]) -> list[int]:

@@ -25,8 +25,9 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.crf import CRF, bio_transitions
 from kinfolk.nn.embeddings import TokenEmbedding
-from kinfolk.nn.language_model import MAX_LAYERS, MAX_SIZE, LanguageModel, ModelConfig, network_of
+from kinfolk.nn.language_model import MAX_LAYERS, MAX_SIZE, network_of
 from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_
+from kinfolk.nn.task_heads import TaskModel, TaskModelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +257,7 @@ FeatureLayers = Literal["mixed", "last", "none"]
 
 
 @config("with_features")
-class ModelWithFeaturesConfig(ModelConfig):
+class ModelWithFeaturesConfig(TaskModelConfig):
     """The config of a pretrained network and of the task network that reads its features."""
 
     backbone: Any = field(group="model", help="network whose hidden states are the features")
@@ -289,44 +290,16 @@ class ModelWithFeaturesConfig(ModelConfig):
                 "and no output_features"
             )
 
-    @property
-    def vocab_size(self) -> int:  # type: ignore[override]  # read from the backbone
-        """The number of token ids."""
-        return int(self.backbone.vocab_size)
-
-    @property
-    def hidden_size(self) -> int:
-        """The size of the hidden states."""
-        return int(self.backbone.hidden_size)
-
-    @property
-    def pretrained(self) -> ModelConfig:
-        """The config of the pretrained network."""
-        return self.backbone
-
-    @property
-    def max_length(self) -> int | None:
-        """The longest input in tokens; None where there is no bound."""
-        return self.backbone.max_length
-
-    def build_on(self, backbone: LanguageModel) -> "ModelWithFeatures":
-        """Return a new task network over a copy of the weights of a pretrained network."""
-        model = ModelWithFeatures(self)
-        model.backbone.load_state_dict(backbone.state_dict())
-        return model
-
 
 @network_of(ModelWithFeaturesConfig)
-class ModelWithFeatures(LanguageModel):
+class ModelWithFeatures(TaskModel):
     """A pretrained network, the mix of its layers, word vectors, and a task network."""
 
     config: ModelWithFeaturesConfig
+    static_shapes = False
 
     def __init__(self, c: ModelWithFeaturesConfig) -> None:
-        super().__init__()
-        self.config = c
-        self.backbone: LanguageModel = c.backbone.build()
-        self.architecture = self.backbone.architecture
+        super().__init__(c)
         self.backbone.requires_grad_(c.train_backbone)
         layers, size = self.backbone.num_feature_layers, self.backbone.feature_size
         mixed = c.feature_layers == "mixed"
@@ -343,11 +316,6 @@ class ModelWithFeatures(LanguageModel):
         self.task_network: TaskNetwork = c.task_network.build(
             feature_size + c.vector_size, size if c.output_features else 0, c.labels, c.dropout
         )
-
-    @property
-    def pretrained(self) -> LanguageModel:
-        """The network whose hidden states are the features."""
-        return self.backbone
 
     def train(self, mode: bool = True) -> "ModelWithFeatures":
         """Set the mode; a frozen backbone stays in evaluation mode, without dropout."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class LikelihoodScores:
     tokens: int
     bytes: int  # of the text the tokens came from
     kind: str = ""  # of likelihood: left to right, or from the text around each token
+    backward: "LikelihoodScores | None" = None  # right to left, of a bidirectional model
     sampled_from: int | None = None  # tokens of the text, where only some of them were scored
 
     @property
@@ -64,13 +65,17 @@ def score_documents(
     """Score documents of `size` bytes by an objective that predicts every token once."""
     device = next(model.parameters()).device
     dataset = evaluation_dataset(objective, documents, rows=rows)
-    total, tokens, memory = 0.0, 0, None
+    names = [n for n in (objective.loss_name, objective.backward_loss_name) if n is not None]
+    totals, tokens, memory = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0), None
     with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
         for batch in _batches(model, dataset, progress):
             loss = objective.loss(model, batch.with_memory(memory))
-            total, memory = total + float(loss.sums[objective.loss_name]), loss.memory
-            tokens += batch.counts[objective.loss_name]
-    return LikelihoodScores(total, tokens, size)
+            memory = loss.memory
+            for name in names:
+                totals[name] += float(loss.sums[name])
+                tokens[name] += batch.counts[name]
+    forward, *backward = (LikelihoodScores(totals[n], tokens[n], size) for n in names)
+    return replace(forward, backward=backward[0]) if backward else forward
 
 
 @dataclass(frozen=True)

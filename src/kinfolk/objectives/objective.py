@@ -34,6 +34,7 @@ class Objective(ABC):
     max_length: int = field(default=512, ge=1, le=2**24, help="length of a row, in tokens")
 
     loss_name: ClassVar[str]  # of the likelihood of tokens, in losses and counts
+    backward_loss_name: ClassVar[str | None] = None  # of the likelihood from right to left (ELMo)
     required_tokens: ClassVar[tuple[str, ...]] = ()  # roles that the tokenizer must have
     recurrent: ClassVar[bool] = False  # rows continue from batch to batch (Transformer-XL)
     # Hidden states are gathered where something is predicted, their number rounded up to a

@@ -40,24 +40,19 @@ TokenizerConfig = Mapping[str, Any]
 SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
 
-def setting(**bounds: float) -> Any:
-    """Declare a field of tokenizer_config.json, which may be missing or null."""
-    return field(default=None, **bounds)
-
-
 @dataclass(frozen=True)
 class SettingFields:
     """The fields of tokenizer_config.json that are read, besides the tokens of roles."""
 
-    tokenizer_class: str | None = setting()
-    do_lower_case: bool | None = setting()
-    strip_accents: bool | None = setting()
-    tokenize_chinese_chars: bool | None = setting()
-    keep_accents: bool | None = setting()
-    add_prefix_space: bool | None = setting()
-    separate_vocabs: bool | None = setting()
-    extra_ids: int | None = setting(ge=0, le=2**16)
-    model_max_length: float | None = setting(gt=0)  # 1e30 where there is no limit
+    tokenizer_class: str | None = None
+    do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    keep_accents: bool | None = None
+    add_prefix_space: bool | None = None
+    separate_vocabs: bool | None = None
+    extra_ids: int | None = field(default=None, ge=0, le=2**16)
+    model_max_length: float | None = field(default=None, gt=0)  # 1e30 where there is no limit
 
 
 @dataclass(frozen=True)
@@ -305,6 +300,13 @@ def join_chinese(decoder: decoders.Decoder) -> decoders.Decoder:
     chinese = f"[{HAN}\u3000-\u30ff\uff00-\uff65]"  # also kana, and punctuation of both
     space = decoders.Replace(Regex(f"(?<={chinese}) (?={chinese})"), "")
     return decoders.Sequence([decoder, decoders.Fuse(), space])
+
+
+def whitespace_words(model: models.WordLevel) -> tokenizers.Tokenizer:
+    """Return a tokenizer whose tokens are what stands between white space."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
 
 
 def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:

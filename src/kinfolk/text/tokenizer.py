@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ KNOWN = {
     "mask": ("[MASK]", "<mask>"),
 }
 
+TemplateName = Literal["bert", "roberta", "line", "t5", "xlnet"]
 # Templates of one text and of two texts; ":1" is a token type.
 TEMPLATES = {
     "bert": ("{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"),

@@ -20,8 +20,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kinfolk.errors import UserError
-from kinfolk.text.formats import join_chinese
-from kinfolk.text.segment import HAN, SEGMENTERS, SENTENCE_END_CHARS, word_segmenter
+from kinfolk.text.formats import join_chinese, whitespace_words
+from kinfolk.text.segment import HAN, SENTENCE_END_CHARS, word_segmenter
 from kinfolk.text.tokenizer import Tokenizer
 
 LONGEST = 8192  # characters passed to a trainer at once
@@ -403,23 +403,24 @@ def train_tokenizer(
     """Train a tokenizer of `vocab_size` tokens, special ones included, on a stream of texts.
 
     For "char", `vocab_size` is an upper limit; "byte" always has 256 bytes. The segmenter "jieba"
-    finds Chinese words for the kind "word", where each character is a word otherwise. To keep
+    finds Chinese words for the kind "word", where each character is a word otherwise; "whitespace"
+    splits at white space alone, for text in which words and marks are apart already. To keep
     memory under 4 GB, very large text without spaces is sampled. `fewer` allows a smaller
     vocabulary where the text does not yield enough tokens.
     """
     if kind not in KINDS:
         raise UserError(f"unknown tokenizer kind {kind!r}: choose one of {', '.join(KINDS)}")
-    if segmenter not in SEGMENTERS or (segmenter != "spaces" and kind != "word"):
+    if segmenter not in WORD_BUILDERS or (segmenter != "spaces" and kind != "word"):
         raise UserError(
             f"segmenter {segmenter!r} does not apply to kind {kind!r}: "
-            f"choose one of {', '.join(SEGMENTERS)} for kind 'word'"
+            f"choose one of {', '.join(WORD_BUILDERS)} for kind 'word'"
         )
     builders: dict[str, Callable[[Iterator[str], int, bool], tokenizers.Tokenizer]] = {
         "bpe": partial(bpe, progress=progress),
         "word-bpe": partial(word_bpe, progress=progress),
         "wordpiece": partial(wordpiece, progress=progress),
         "unigram": partial(unigram, progress=progress),
-        "word": _chinese_word if segmenter == "jieba" else _word,
+        "word": WORD_BUILDERS[segmenter],
         "char": _char,
         "byte": byte,
     }
@@ -447,6 +448,14 @@ def _word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.
     backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNK))
     backend.normalizer = bert_normalizer(lowercase)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
+    return _train_most_frequent(backend, vocab_size, texts)
+
+
+def _whitespace_word(texts: Iterator[str], vocab_size: int, lower: bool) -> tokenizers.Tokenizer:
+    check_vocab_size(vocab_size, 1, "word")
+    backend = whitespace_words(models.WordLevel(unk_token=UNK))
+    if lower:
+        backend.normalizer = normalizers.Lowercase()
     return _train_most_frequent(backend, vocab_size, texts)
 
 
@@ -486,6 +495,14 @@ def _chinese_word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tok
         (word, round(math.log(count / total), 6)) for word, count in ranked
     )
     return backend
+
+
+# How words are found, by the name of the segmenter.
+WORD_BUILDERS = {
+    "spaces": _word,
+    "jieba": _chinese_word,
+    "whitespace": _whitespace_word,
+}
 
 
 def _char(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:

@@ -18,6 +18,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kinfolk.config import shorten
 from kinfolk.errors import UserError
 from kinfolk.files import (
     DISK_FULL_ERRNOS,
@@ -103,7 +104,7 @@ def save_training_state(folder: Path, state: dict[str, Any]) -> None:
 def load_training_state(folder: Path) -> dict[str, Any]:
     """Read the state that `save_training_state` wrote, bit-exactly, on the CPU."""
     try:
-        tree = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+        text = (folder / "training.json").read_text(encoding="utf-8")
         mapped = load_file(folder / "training.safetensors")
     except FileNotFoundError as error:
         missing = Path(error.filename or folder / "training.safetensors").name
@@ -113,8 +114,21 @@ def load_training_state(folder: Path) -> dict[str, Any]:
         ) from error
     # Cloned: memory-mapped tensors would keep the file open after the checkpoint is deleted.
     tensors = {name: tensor.clone() for name, tensor in mapped.items()}
-    state: dict[str, Any] = _decode(tree, tensors)
+    try:
+        state = _decode(json.loads(text), tensors)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise wrong_state(folder, f"{type(error).__name__}: {error}") from None
+    if not isinstance(state, dict):
+        raise wrong_state(folder, "not an object")
     return state
+
+
+def wrong_state(folder: Path, fault: str) -> UserError:
+    """Return the error about a checkpoint whose training.json no run has written."""
+    return UserError(
+        f"{folder / 'training.json'} is not the state of this run ({shorten(fault)}): remove "
+        f"{folder.name} to resume from the checkpoint before it"
+    )
 
 
 def _partial_name(home: Path, step: int) -> Path:

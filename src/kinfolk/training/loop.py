@@ -174,7 +174,8 @@ class TrainLoop:
         self.unlogged.clear()
         self.evaluation = None
         for index, (number, line) in enumerate(lines):
-            for name, value in (("loss", line["loss"]), ("gradient norm", line["grad_norm"])):
+            norm = line.get("grad_norm", 0.0)
+            for name, value in (("loss", line["loss"]), ("gradient norm", norm)):
                 if not math.isfinite(value):
                     for earlier, finite in lines[:index]:
                         self.log.write(earlier, finite, {"tokens_per_second": speed})

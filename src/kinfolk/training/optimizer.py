@@ -91,6 +91,36 @@ def build_optimizer(
             return AdamWRMS(groups, lr=train.lr, betas=betas, eps=train.eps)
 
 
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> bool:
+    """Load the moments of a state that was read from a file; return False where it has others.
+
+    Rates, weight decay and other settings are those of the optimizer, not of the file.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not isinstance(state, dict) or not isinstance(moments := state.get("state"), dict):
+        return False
+    if not moments or not all(
+        type(number) is int
+        and 0 <= number < len(parameters)
+        and isinstance(values, dict)
+        and "step" in values
+        and all(_fits(name, value, parameters[number]) for name, value in values.items())
+        for number, values in moments.items()
+    ):
+        return False
+    optimizer.load_state_dict({"state": moments, "param_groups": own})
+    return True
+
+
+def _fits(name: str, value: Any, parameter: nn.Parameter) -> bool:
+    """Return whether a value is a step, or a moment of a parameter or of its rows or columns."""
+    if not isinstance(value, Tensor):
+        return False
+    own = () if name == "step" else parameter.shape
+    return len(value.shape) == len(own) and all(map(lambda n, m: n in (1, m), value.shape, own))
+
+
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split the trainable parameters into those with and those without weight decay."""
     decayed: list[nn.Parameter] = []

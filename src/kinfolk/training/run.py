@@ -25,7 +25,7 @@ from kinfolk.training.log import MetricsLog
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
-from kinfolk.training.step import Learner, TrainStep
+from kinfolk.training.step import Learner, Step, TrainStep
 
 LossFn = Callable[[Batch[Any]], Loss]
 
@@ -78,6 +78,14 @@ class Workload(ABC):
     def write_report(self, folder: Path, *, finished: bool) -> None:
         """Write report.html and, for a finished run, the other files in `results`."""
 
+    def make_step(self, folder: Path, device: torch.device, *, bfloat16: bool) -> Step:
+        """Return what the run in this folder repeats: an optimizer step."""
+        return optimizer_step(self, device, bfloat16=bfloat16)
+
+    def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
+        """Yield the micro-batches of each step from `start` on."""
+        return data_loader(self.batches, self.train, start, pinned)
+
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that select the best checkpoint, besides the loss."""
         return {}
@@ -92,36 +100,11 @@ class Run:
 
     def __init__(self, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> None:
         self.work, self.folder, self.callbacks = work, folder, callbacks
-        train, model = work.train, work.model
+        train = work.train
         self.device = select_device(train.device)
         cuda = self.device.type == "cuda"
         self.bfloat16 = train.precision == "bfloat16" or (train.precision == "auto" and cuda)
-        self.optimizer = build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay)
-        schedule = lr_schedule(train)
-        learner = Learner(model, work.objective)
-        row_length = static_row_length(work)
-        compiled = train.compiles(cuda=cuda, row_length=row_length)
-        if compiled:
-            learner.compile(dynamic=row_length is None)
-        parameters = sum(p.numel() for p in model.parameters())
-        replayed = train.replays(parameters, row_length)
-        self.train_step = TrainStep(
-            learner,
-            self.optimizer,
-            lambda number: train.lr * schedule(number),
-            clip=train.grad_clip,
-            seed=train.seed,
-            device=self.device,
-            bfloat16=self.bfloat16,
-            block_masks=compiled and cuda and row_length is not None,
-            cuda_graph=compiled and cuda and replayed,
-            memory=work.memory,
-            unfreezing=work.unfreezing,
-            attack=work.attack,
-            # Reading loss and gradient norm waits for an accelerator; a step that saves waits
-            # anyway. Values that are not finite in between are found when the log is written.
-            checks=lambda number: not cuda or train.saves(number + 1),
-        )
+        self.train_step = work.make_step(folder, self.device, bfloat16=self.bfloat16)
         self.global_step = 0
         self.best: tuple[float, ...] | None = None  # score of the best checkpoint
         self.evals_since_best = 0
@@ -161,8 +144,12 @@ class Run:
         """Load the weights and the training state of a checkpoint; the data must be the same."""
         state = checkpoint.load_training_state(folder) if state is None else state
         self.work.load_weights(folder)
+        fault = self._state_fault(state, checkpoint.checkpoint_step(folder))
+        if fault is None and not self.train_step.load_state_dict(state.get("optimizer")):
+            fault = "optimizer"
+        if fault is not None:
+            raise checkpoint.wrong_state(folder, f"wrong {fault}")
         check_fingerprints(self.work.fingerprints, state["fingerprints"])
-        self.optimizer.load_state_dict(state["optimizer"])
         self.global_step, self.finished = state["step"], state["finished"]
         self.best = None if state["best"] is None else tuple(state["best"])
         self.evals_since_best = state["evals_since_best"]
@@ -170,6 +157,22 @@ class Run:
             self.work.memory[:] = [
                 SegmentMemory(**parts).to(self.device) for parts in state["memory"]
             ]
+
+    def _state_fault(self, state: Mapping[str, Any], step: int) -> str | None:
+        """Return a part of a state that is not as `save` writes it, None if all are."""
+        memory = [] if self.work.memory is None else self.work.memory
+        saved, evals = state.get("memory", []), state.get("evals_since_best")
+        right = {
+            "step": state.get("step") == step,
+            "best": state.get("best") is None or all_of(state["best"], int, float),
+            "evals_since_best": all_of([evals], int) and evals in range(step + 1),
+            "fingerprints": all_of(state.get("fingerprints"), str),
+            "finished": all_of([state.get("finished")], bool),
+            "memory": all_of(saved, dict)
+            and len(saved) == len(memory)
+            and all(map(fits_memory, saved, memory)),
+        }
+        return next((name for name, good in right.items() if not good), None)
 
     def fit(self) -> Path:
         """Train to the end, or to early stopping, and write the report; return the folder.
@@ -207,9 +210,7 @@ class Run:
                 remedy=self.remedy,
             )
             try:
-                loop.run(
-                    self.global_step, data_loader(self.work.batches, train, self.global_step, cuda)
-                )
+                loop.run(self.global_step, self.work.micro_batches(self.global_step, pinned=cuda))
             finally:
                 self.global_step = loop.global_step
 
@@ -247,8 +248,8 @@ class Run:
 
         A model that has diverged is refused, so that the checkpoint before stays the newest.
         """
-        weights = self.work.model.parameters()
-        if not torch.stack([p.detach().isfinite().all() for p in weights]).all():
+        weights = [p.detach() for p in self.work.model.parameters() if p.requires_grad]
+        if weights and not torch.stack([p.isfinite().all() for p in weights]).all():
             raise UserError(f"weights are not finite after step {step}. {self.remedy()}")
         last = evaluation if step == self.work.train.steps else None  # before, it may recover
         if last is not None and math.isnan(last.metrics["eval_loss"]):
@@ -260,7 +261,7 @@ class Run:
         train = self.work.train
         state = {
             "step": step,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.train_step.state_dict(),
             "best": None if self.best is None else list(self.best),
             "evals_since_best": self.evals_since_best,
             "fingerprints": [fingerprint for _, fingerprint in self.work.fingerprints],
@@ -287,6 +288,51 @@ class Run:
             f"{self.folder / 'recipe.json'}, then resume from step {step}: "
             f"kinfolk {self.work.command} --resume {self.folder}"
         )
+
+
+def all_of(values: Any, *kinds: type) -> bool:
+    """Return whether a value is a list of values of these types."""
+    return isinstance(values, list) and all(type(value) in kinds for value in values)
+
+
+def fits_memory(saved: Mapping[str, Any], memory: SegmentMemory) -> bool:
+    """Return whether a memory from a file has the parts of another, in their shapes."""
+    own = vars(memory)
+    return (
+        saved.keys() == own.keys()
+        and all(isinstance(part, torch.Tensor) for part in saved.values())
+        and all(saved[name].shape == own[name].shape for name in own)
+    )
+
+
+def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> TrainStep:
+    """Return the optimizer step of a workload, compiled where its settings say so."""
+    train, model, cuda = work.train, work.model, device.type == "cuda"
+    schedule = lr_schedule(train)
+    learner = Learner(model, work.objective)
+    row_length = static_row_length(work)
+    compiled = train.compiles(cuda=cuda, row_length=row_length)
+    if compiled:
+        learner.compile(dynamic=row_length is None)
+    parameters = sum(p.numel() for p in model.parameters())
+    replayed = train.replays(parameters, row_length)
+    return TrainStep(
+        learner,
+        build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay),
+        lambda number: train.lr * schedule(number),
+        clip=train.grad_clip,
+        seed=train.seed,
+        device=device,
+        bfloat16=bfloat16,
+        block_masks=compiled and cuda and row_length is not None,
+        cuda_graph=compiled and cuda and replayed,
+        memory=work.memory,
+        unfreezing=work.unfreezing,
+        attack=work.attack,
+        # Reading loss and gradient norm waits for an accelerator; a step that saves waits
+        # anyway. Values that are not finite in between are found when the log is written.
+        checks=lambda number: not cuda or train.saves(number + 1),
+    )
 
 
 def static_row_length(work: Workload) -> int | None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from kinfolk.batch import Batch, ComputesLoss, Inputs, Loss, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
 from kinfolk.training.capture import GraphedForwardBackward
+from kinfolk.training.optimizer import load_optimizer_state
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 
 
@@ -40,23 +41,41 @@ class StepOutput:
     """The results of a step, as tensors: only reading them waits for the device."""
 
     loss: Tensor
-    grad_norm: Tensor  # of the gradient, before clipping
+    grad_norm: Tensor | None  # of the gradient, before clipping; None without a gradient
     losses: Mapping[str, Tensor]
     counts: Mapping[str, int]
-    lr: float
+    lr: float | None
     tokens: Tensor | int = 0  # input tokens of all micro-batches
     updated: bool = True  # False if loss or norm were not finite and the update was skipped
 
     def to_numbers(self) -> dict[str, Any]:
         """Read the numbers, waiting for the device."""
-        values: dict[str, Any] = {
-            "loss": self.loss.item(),
-            "lr": self.lr,
-            "grad_norm": self.grad_norm.item(),
-        }
+        values: dict[str, Any] = {"loss": self.loss.item()}
+        if self.grad_norm is not None:
+            values |= {"lr": self.lr, "grad_norm": self.grad_norm.item()}
         if len(self.losses) > 1:
             values["losses"] = {name: part.item() for name, part in self.losses.items()}
         return values | {"counts": dict(self.counts)}
+
+
+class Step(Protocol):
+    """What a run repeats: an optimizer step, or another way to fit its model to the data."""
+
+    def __call__(self, number: int, batches: Sequence[Batch[Any]], /) -> StepOutput:
+        """Do a step; `number` counts from 0."""
+        ...
+
+    def forward(self, batch: Batch[Any], /) -> Loss:
+        """Return the loss of a micro-batch."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside the model."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> bool:
+        """Restore what `state_dict` returned; return False where a file holds something else."""
+        ...
 
 
 class TrainStep:
@@ -139,6 +158,14 @@ class TrainStep:
         mean = loss.mean(counts)
         mean.backward()  # type: ignore[no-untyped-call]
         return loss, mean.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Any) -> bool:
+        """Restore the state of the optimizer; return False where it is not one of it."""
+        return load_optimizer_state(self.optimizer, state)
 
     def forward(self, batch: Batch[Any]) -> Loss:
         """Return the loss of a micro-batch."""

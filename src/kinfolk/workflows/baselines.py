@@ -1,125 +1,164 @@
-"""N-gram models: the baselines of a loss curve, and a model that generates."""
+"""N-gram models that are counted at once: the baselines of a loss curve, a model of a corpus."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
 
-from kinfolk.attention_mask import EMPTY_SLOT_ID
-from kinfolk.batch import IGNORE_INDEX, Inputs, Output
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.data.corpus import Corpus
+from kinfolk.data.ngram_counts import NGramCounter, TokenBlock
 from kinfolk.data.parallel_text import TargetDocuments
-from kinfolk.metrics.baselines import KneserNey, entropy
-from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.families.ngram import NGram, NGramConfig
+from kinfolk.hub.weights import write_safetensors
+from kinfolk.metrics.baselines import Ids, Reals, entropy
+from kinfolk.metrics.kneser_ney import OrderEstimate, estimate
 from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.load import load
 
-MAX_NGRAM_TOKENS = 20_000_000  # tokens that an n-gram model is fitted on: a minute, and 2 GB
+MAX_NGRAM_TOKENS = 20_000_000  # tokens that the 3-gram model of a report is counted on: a minute
+SCORED_TOKENS = 1 << 18  # of documents that are scored at once
 COUNT_SCALE = 1 << 50  # total count that the frequencies of a mixture are scaled to
-IDS, DOCUMENTS = 0, 1  # keys of the cache: the last tokens, and the document of each
 
 CountableText = Corpus | TargetDocuments  # of pairs of texts, the targets alone are predicted
 
 
-@dataclass(frozen=True, kw_only=True)
-class NGramConfig(ModelConfig):
-    """The vocabulary size of an n-gram model."""
+def end_ids(text: CountableText) -> tuple[int, int]:
+    """Return the ids before and after a document."""
+    special_tokens = text.tokenizer().with_end_token(["eos"]).special_tokens
+    eos = special_tokens.require("eos")
+    return eos if special_tokens.bos is None else special_tokens.bos, eos
 
-    vocab_size: int
+
+def count_model(counter: NGramCounter, c: NGramConfig, file: Path) -> NGram:
+    """Count and estimate a model into a file; return the network, mapped from it."""
+    return open_estimates(estimate(counter, c.order, c.prune), c, file)
 
 
-class NGram(LanguageModel):
-    """Predict a token from the n - 1 before it, by interpolated Kneser-Ney smoothing.
+def open_estimates(orders: Sequence[OrderEstimate], c: NGramConfig, file: Path) -> NGram:
+    """Write what was estimated as the weights of a network, and open it."""
+    columns: dict[str, tuple[int, str, Any]] = {}
+    for n, order in enumerate(orders):
+        parts: dict[str, tuple[str, Any]] = {"log_probs": ("F32", order.log_probs)}
+        if n:
+            parts["keys"] = ("I64", order.keys)
+        if order.backoffs is not None:
+            parts["backoffs"] = ("F32", order.backoffs)
+        for name, (dtype, numbers) in parts.items():
+            chunks = (part for _, part in numbers.chunks())
+            columns[f"orders.{n}.{name}"] = (len(order), dtype, chunks)
+    write_safetensors(file, columns)
+    with torch.device("meta"):
+        model = NGram(replace(c, sizes=tuple(map(len, orders))))
+    model.load_state_dict(load_file(file), assign=True)  # mapped, not read
+    model.weights_file = file
+    return model
 
-    The hidden state of a token is its context, which ends with the token itself:
 
-        ids        .   .   a   b   c        with order 3
-        context               <a   <ab  <bc
-    """
+def fit_documents(
+    documents: Iterable[Ids],
+    *,
+    vocab_size: int,
+    order: int = 3,
+    bos: int,
+    eos: int,
+    prune: Sequence[int] = (),
+) -> NGram:
+    """Count the n-grams of documents, each from its start to its final `eos`."""
+    blocks = ((np.asarray(ids, np.int64), np.array([len(ids)])) for ids in documents)
+    c = NGramConfig(vocab_size=vocab_size, order=order, prune=tuple(prune))
+    return _fit(blocks, c, bos, eos)
 
-    architecture = "decoder"
-    decoding = "causal"
 
-    def __init__(self, counts: KneserNey) -> None:
-        super().__init__()
-        self.config = NGramConfig(vocab_size=counts.vocab_size)
-        self.counts = counts
-
-    def forward(self, inputs: Inputs) -> Output:
-        """Return the context of every token within its document."""
-        size, document = self.counts.context_size, inputs.attention_mask.document_ids
-        before = self._history(inputs)
-        ids = torch.cat([before[IDS], inputs.input_ids], dim=1)
-        documents = torch.cat([before[DOCUMENTS], document], dim=1)
-        if inputs.cache is not None:
-            start = ids.shape[1] - size
-            inputs.cache.extra = {IDS: ids[:, start:], DOCUMENTS: documents[:, start:]}
-        same = documents.unfold(1, size, 1)[:, 1:] == document[:, :, None]
-        contexts = ids.unfold(1, size, 1)[:, 1:].masked_fill(~same, self.counts.bos)
-        return Output(contexts, cache=inputs.cache)  # (batch, length, history)
-
-    def lm_logits(self, hidden: Tensor) -> "NGramPrediction":
-        """Return the lazy log-probabilities after each context."""
-        return NGramPrediction(hidden, self.counts)
-
-    def _history(self, inputs: Inputs) -> dict[int, Tensor]:
-        """Return the tokens before these and their documents; empty slots at the start."""
-        if inputs.cache is not None and inputs.cache.extra:
-            return inputs.cache.extra
-        empty = inputs.input_ids.new_full(
-            (len(inputs.input_ids), self.counts.context_size), EMPTY_SLOT_ID
+def _fit(blocks: Iterable[TokenBlock], c: NGramConfig, bos: int, eos: int) -> NGram:
+    with tempfile.TemporaryDirectory(prefix="kinfolk-ngram-") as folder:
+        counter = NGramCounter(
+            Path(folder) / "counts", lambda: blocks, vocab_size=c.vocab_size, bos=bos, eos=eos
         )
-        return {IDS: empty, DOCUMENTS: empty}
+        model = count_model(counter, c, Path(folder) / "weights.safetensors")
+    model.weights_file = None  # the mapped file is removed
+    return model.eval()
 
 
-@dataclass(frozen=True, eq=False)
-class NGramPrediction:
-    """Log-probabilities over the vocabulary, computed on demand."""
-
-    contexts: Tensor  # (..., history)
-    counts: KneserNey
-
-    def logits(self) -> Tensor:
-        """Return the log-probabilities: (..., vocabulary), in double precision."""
-        flat = self.contexts.flatten(0, -2).numpy(force=True)
-        scores = torch.from_numpy(np.log(self.counts.next_token_probs(flat)))
-        return scores.view(*self.contexts.shape[:-1], -1).to(self.contexts.device)
-
-    def nll(self, labels: Tensor) -> Tensor:
-        """Return the summed negative log-likelihood of the labels, in nats."""
-        kept = labels != IGNORE_INDEX
-        lines = torch.cat([self.contexts[kept], labels[kept][:, None]], dim=1).numpy(force=True)
-        ends = np.arange(1, len(lines) + 1) * lines.shape[1] - 1
-        return torch.tensor(self.counts.costs(lines.ravel(), ends).sum(), device=labels.device)
-
-
-def fit_ngram(texts: Sequence[tuple[CountableText, float]], order: int = 3) -> KneserNey:
+def fit_ngram(texts: Sequence[tuple[CountableText, float]], order: int = 3) -> NGram:
     """Count n-grams in all documents or, above MAX_NGRAM_TOKENS, in a sample by weight."""
     total = sum(weight for _, weight in texts)
     fits = sum(text.tokens for text, _ in texts) <= MAX_NGRAM_TOKENS
     sizes = [MAX_NGRAM_TOKENS if fits else MAX_NGRAM_TOKENS * weight / total for _, weight in texts]
     limits = [int(np.searchsorted(t.starts, n)) for (t, _), n in zip(texts, sizes, strict=True)]
-    documents = (
-        text.document(i)
+    blocks = (
+        block
         for (text, _), limit in zip(texts, limits, strict=True)
-        for i in range(min(limit, text.documents))
+        for block in text.blocks(min(limit, text.documents))
     )
-    special_tokens = texts[0][0].tokenizer().with_end_token(["eos"]).special_tokens
-    eos = special_tokens.require("eos")
-    bos = eos if special_tokens.bos is None else special_tokens.bos
-    vocab_size = texts[0][0].vocab_size
-    return KneserNey.fit(documents, vocab_size=vocab_size, order=order, bos=bos, eos=eos)
+    c = NGramConfig(vocab_size=texts[0][0].vocab_size, order=order)
+    return _fit(blocks, c, *end_ids(texts[0][0]))
+
+
+def document_nll(model: NGram, documents: Iterable[Ids], bos: int, eos: int) -> Iterator[Reals]:
+    """Yield the negative log-likelihood of each token of each document and of its `eos`."""
+    group, tokens = list[Ids](), 0
+    for ids in documents:
+        group.append(ids)
+        tokens += len(ids) + 1
+        if tokens >= SCORED_TOKENS:
+            yield from _group_nll(model, group, bos, eos)
+            group, tokens = [], 0
+    if group:
+        yield from _group_nll(model, group, bos, eos)
+
+
+@torch.no_grad()
+def _group_nll(model: NGram, documents: Sequence[Ids], bos: int, eos: int) -> list[Reals]:
+    start, end = np.array([bos]), np.array([eos])
+    parts = [part for ids in documents for part in (start, ids, end)]
+    sizes = np.array([len(ids) + 1 for ids in documents])
+    document_ids = torch.from_numpy(np.repeat(np.arange(len(documents)), sizes + 1))
+    input_ids = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
+    inputs = Inputs(
+        input_ids=input_ids[None],
+        attention_mask=AttentionMask(*[document_ids[None]] * 3),
+        position_ids=document_ids[None],
+    )
+    hidden = model(inputs).hidden[0]
+    nll = (
+        model.lm_logits(hidden).token_nll(hidden[:-1], input_ids[1:], hidden[1:]).numpy(force=True)
+    )
+    # The first token of each document is not predicted.
+    ends = np.cumsum(sizes + 1) - 1
+    return [nll[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+
+
+def score_text(model: NGram, text: CountableText) -> LikelihoodScores:
+    """Score whole documents, each from its start to its end."""
+    documents = (text.document(i) for i in range(text.documents))
+    nats, tokens = 0.0, 0
+    for nll in document_nll(model, documents, *end_ids(text)):
+        nats, tokens = nats + float(nll.sum()), tokens + len(nll)
+    return LikelihoodScores(nats, tokens, text.bytes)
+
+
+def score_mixture(model: NGram, texts: Sequence[tuple[CountableText, float]]) -> LikelihoodScores:
+    """Score texts; a token is weighted as its text is in the rows of training."""
+    total = sum(weight for _, weight in texts)
+    parts = [(weight / total, score_text(model, text)) for text, weight in texts]
+    tokens = sum(scores.tokens for _, scores in parts)
+    nats = tokens * sum(share * scores.nats / scores.tokens for share, scores in parts)
+    size = tokens * sum(share * scores.bytes / scores.tokens for share, scores in parts)
+    return LikelihoodScores(nats, tokens, round(size))
 
 
 def ngram_of_corpus(folder: Path | str, order: int = 3) -> tuple[NGram, Tokenizer]:
     """Fit an n-gram model on a corpus; return it with the tokenizer."""
     corpus = Corpus.open(folder)
-    return NGram(fit_ngram([(corpus, 1.0)], order)), corpus.tokenizer()
+    return fit_ngram([(corpus, 1.0)], order), corpus.tokenizer()
 
 
 def load_or_fit(
@@ -153,16 +192,7 @@ def baselines(texts: Sequence[tuple[CountableText, CountableText | None, float]]
     if not scored:
         return Baselines(unigram_entropy([(corpus, weight) for corpus, _, weight in texts]), None)
     model = fit_ngram([(corpus, weight) for corpus, _, weight in texts])
-    total = sum(weight for _, weight in scored)
-    parts = []
-    for text, weight in scored:
-        losses = [model.nll(text.document(i)) for i in range(text.documents)]
-        nats, tokens = sum(float(x.sum()) for x in losses), sum(map(len, losses))
-        parts.append((weight / total / tokens, LikelihoodScores(nats, tokens, text.bytes)))
-    tokens = sum(scores.tokens for _, scores in parts)
-    nats = tokens * sum(factor * scores.nats for factor, scores in parts)
-    size = round(tokens * sum(factor * scores.bytes for factor, scores in parts))
-    return Baselines(unigram_entropy(scored), LikelihoodScores(nats, tokens, size))
+    return Baselines(unigram_entropy(scored), score_mixture(model, scored))
 
 
 def unigram_entropy(texts: Sequence[tuple[CountableText, float]]) -> float:

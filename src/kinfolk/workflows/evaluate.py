@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
-from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.corpus import Corpus, IntArray, corpus_fingerprint
 from kinfolk.data.documents import DEFAULT_TEXT_FIELD, get_text, read_documents, read_jsonl
 from kinfolk.data.encode import DocumentEncoder
 from kinfolk.data.files import JSON, content_suffix, decode_utf8, normalize_newlines, open_input
@@ -21,6 +21,7 @@ from kinfolk.families import family_of
 from kinfolk.metrics.diversity import DiversityScores, diversity_scores, perplexity
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.objectives.bilm import BiLM
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.objectives.evaluation import (
     BatchProgress,
@@ -40,7 +41,7 @@ from kinfolk.tasks.dataset import RowSource
 from kinfolk.tasks.task import EvaluationResult
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
-from kinfolk.workflows.baselines import ngram_of_corpus
+from kinfolk.workflows.baselines import document_nll, end_ids, ngram_of_corpus
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import Predictor, as_predictor, evaluate_rows, is_file
@@ -51,6 +52,7 @@ SCORE_KINDS = {
     "decoder": "likelihood, left to right",
     "encoder": "pseudo-likelihood, each token from all others",
     "encoder-decoder": "pseudo-likelihood, each span from the text around it",
+    "bidirectional": "likelihood of each direction: left to right, and right to left (backward)",
     "pairs": "likelihood of each target, left to right, given its source",
 }
 MAX_SCORED_TOKENS = 2**14  # by default, of an encoder: each takes a forward pass of its own
@@ -156,6 +158,8 @@ class TextEvaluation:
             )
         if isinstance(objective, BlankInfilling):
             kind = "encoder-decoder"
+        if isinstance(objective, BiLM):
+            kind = "bidirectional"
         if isinstance(objective, Seq2Seq):
             kind = "pairs"
             if self.length is None:
@@ -224,6 +228,7 @@ def open_evaluation(
                 f"corpus {corpus} was tokenized with another tokenizer than {path}: prepare it "
                 "with the tokenizer of the model, or evaluate on the text itself"
             )
+        corpus_fingerprint(opened.folder)  # refuses damaged files
         size = opened.bytes
     objective = training_objective(model, tokenizer, folder)
     scoring = scoring_objective(model, objective, length)
@@ -283,10 +288,11 @@ def measure_samples(
     if corpus is None:
         return diversity_scores(texts), None
     model, tokenizer = ngram_of_corpus(corpus)
+    ends = end_ids(Corpus.open(corpus))
     written = [
         np.array(ids, np.int64) for ids in tokenizer.encode_batch(texts, add_special_tokens=False)
     ]
-    scores = diversity_scores(texts, perplexity(model.counts, written))
+    scores = diversity_scores(texts, perplexity(document_nll(model, written, *ends)))
     held_out = CorpusShare(str(corpus)).held_out()
     if held_out is None:
         warnings.warn(
@@ -297,7 +303,7 @@ def measure_samples(
     length = max(1, round(sum(map(len, written)) / len(written)))
     real = sample_excerpts(held_out, len(texts), length)
     return scores, diversity_scores(
-        [tokenizer.decode(ids) for ids in real], perplexity(model.counts, real)
+        [tokenizer.decode(ids) for ids in real], perplexity(document_nll(model, real, *ends))
     )
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
 
 
-CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index")  # of the files that hub.importers reads
+# Of the files that hub.importers and hub.arpa read.
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index", ".hdf5", ".arpa", ".arpa.gz")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # NAME or OWNER/NAME
 LOCAL_FOLDERS = ("runs", "models", "checkpoints")  # usual names of folders, which are no owners
 # Files that are downloaded: weights without code, configs and tokenizers.
@@ -79,9 +80,7 @@ def check_model_folder(path: Path | str, *, or_corpus: bool = False) -> Path:
     if not path.is_dir():
         raise UserError(f"no such folder: {path}")
     names = ("config.json", "recipe.json", "scores.json", *(("corpus.json",) if or_corpus else ()))
-    if any((path / name).is_file() for name in names) or any(
-        map(is_checkpoint_file, path.iterdir())
-    ):
+    if any((path / name).is_file() for name in names) or has_foreign_checkpoint(path):
         return path
     raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
 
@@ -131,7 +130,12 @@ def download_model(name: Path | str, error: UserError) -> Path:
 
 def is_checkpoint_file(path: Path) -> bool:
     """Return whether a file has the suffix that other programs give to checkpoints."""
-    return path.suffix in CHECKPOINT_SUFFIXES and path.is_file()
+    return path.name.endswith(CHECKPOINT_SUFFIXES) and path.is_file()
+
+
+def has_foreign_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint of another program, or the options of ELMo's."""
+    return any(map(is_checkpoint_file, folder.iterdir())) or any(folder.glob("*options.json"))
 
 
 def find_model_folder(path: Path | str) -> Path:
@@ -154,7 +158,7 @@ def find_model_folder(path: Path | str) -> Path:
             return best
         checkpoint.warn_corrupt(best, fault)
     newest = checkpoint.latest_valid(path, unread=TRAINING_STATE)
-    if newest is None and any(map(is_checkpoint_file, path.iterdir())):
+    if newest is None and has_foreign_checkpoint(path):
         return path
     if newest is None:
         raise UserError(

@@ -17,7 +17,7 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
-from kinfolk.workflows.baselines import NGram, load_or_fit
+from kinfolk.workflows.baselines import load_or_fit
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import load, require_ability
 from kinfolk.workflows.recipe import recipe_of
@@ -119,9 +119,7 @@ def _open_for(verb: str, model: Any, tokenizer: Any, text: Any) -> tuple[Any, To
         if verb == "fill":
             network = to_inference(require_ability(network, "fill"))
     elif isinstance(model, LanguageModel):
-        network = model
-        if not isinstance(model, NGram):
-            require_ability(model, "fill" if verb == "fill" else "generate")
+        network = require_ability(model, "fill" if verb == "fill" else "generate")
     else:
         hint = ", with the two values of kinfolk.load" if isinstance(model, tuple) else ""
         raise UserError(f"model is a {type(model).__name__}: call {usage}{hint}")
@@ -145,8 +143,7 @@ def load_generator(
 ) -> tuple[Any, Tokenizer]:
     """Open a model that generates, or a corpus for its 3-gram model."""
     model, tokenizer = load_or_fit(path, tokenizer)
-    if not isinstance(model, NGram):
-        require_ability(model, "generate")
+    require_ability(model, "generate")
     return to_inference(model, device=device, precision=precision), tokenizer
 
 
@@ -175,9 +172,12 @@ def to_inference(model: Any, *, device: str = "auto", precision: str = "auto") -
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}: {did_you_mean(precision, PRECISIONS)}")
     target = select_device(device)
-    if isinstance(model, NGram):
+    if model.gradient_free is not None:
         if precision not in ("auto", "fp32"):
-            raise UserError(f"precision {precision} does not apply to n-gram models: remove it")
+            family_name = model.family_name
+            raise UserError(
+                f"precision {precision} does not apply to {family_name} models: remove it"
+            )
         return model
     if precision == "int8":
         if target.type != "cpu":

@@ -11,8 +11,10 @@ from kinfolk import hub
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
+from kinfolk.families.ngram import NGram
 from kinfolk.files import new_folder
 from kinfolk.generation.prompts import check_prompts
+from kinfolk.hub.arpa import write_arpa
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
@@ -25,7 +27,8 @@ def load(
 
     The model is on the CPU, in float32 and evaluation mode. Of a pretraining run it is the newest
     checkpoint, of a fine-tuning run the best one. `tokenizer` is a tokenizer, its folder or its
-    file where it lies elsewhere. `path` may also be a checkpoint file of fairseq.
+    file where it lies elsewhere. `path` may also be a checkpoint file of fairseq, or an
+    ARPA file of an n-gram model.
     """
     if isinstance(tokenizer, Path | str):
         tokenizer = load_tokenizer(tokenizer)
@@ -61,10 +64,22 @@ def require_ability(model: Any, ability: str) -> Any:
 
 def exportable(model: LanguageModel) -> LanguageModel:
     """Return a network with the same outputs that transformers has; refuse where there is none."""
+    if isinstance(model, NGram):
+        raise UserError("ngram models are exported as an ARPA file: use -o NAME.arpa")
     hf = family_of(require_ability(model, "export")).hf
     assert hf is not None
     equivalent: LanguageModel = hf.equivalent(model)
     return equivalent
+
+
+def export_arpa(model: LanguageModel, tokenizer: Tokenizer, out: Path | str) -> Path:
+    """Write an n-gram model as an ARPA file; return it."""
+    if not isinstance(model, NGram):
+        raise UserError(
+            f"{out} is an ARPA file, which has n-gram models only: give a folder for "
+            f"{model.family_name}"
+        )
+    return write_arpa(model, tokenizer, Path(out))
 
 
 @torch.no_grad()

@@ -199,6 +199,16 @@ def load_predictor(
                 "training file"
             )
         formulation, dataset = tasks[task_index - 1]
+        if formulation.head is not None and model.pretrained is model:
+            raise UserError(
+                f"{folder / 'config.json'}: `architectures` names no class with the task head of "
+                f"{recipe_file.name}: copy the folder again"
+            )
+        if formulation.pad_id >= model.config.vocab_size:
+            raise UserError(
+                f"{recipe_file}: pad_id={formulation.pad_id}: it must be an id of the network, "
+                f"less than {model.config.vocab_size}"
+            )
         tokenizer = tokenizer.with_end_token(family_of(model).required_tokens)
         return Predictor(model, tokenizer, formulation, dataset.file_spec)
     if not isinstance(model, ModelWithHead):

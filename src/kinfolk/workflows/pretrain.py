@@ -1,15 +1,16 @@
 """Pretraining: the workload of a recipe, and resuming a run of either kind."""
 
+import shutil
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from kinfolk import hub
-from kinfolk.batch import Loss, SegmentMemory
+from kinfolk.batch import Batch, Loss, SegmentMemory
 from kinfolk.config import read_json
 from kinfolk.data.corpus import Corpus, corpus_fingerprint
 from kinfolk.data.datasets import (
@@ -25,10 +26,14 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.vectors import WordVectors, read_vectors, vectors_fingerprint
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
+from kinfolk.workflows.baselines import score_mixture
+from kinfolk.workflows.counting import CountingStep
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder, exclusive_run
 from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokenizer
 from kinfolk.workflows.report import write_report
+
+COUNTS = "counts"  # folder in a run that counts, until it is finished
 
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
 
@@ -44,7 +49,7 @@ def pretrain(
         recipe = read_recipe_file(recipe)
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
-    run = Run.start(PretrainWorkload(recipe, callbacks=callbacks), out, callbacks)
+    run = Run.start(workload_of(recipe)(recipe, callbacks=callbacks), out, callbacks)
     with exclusive_run(out):
         return run.fit()
 
@@ -53,8 +58,10 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
     """Continue a run, of pretraining or of fine-tuning, from its newest valid checkpoint."""
     out = check_model_folder(out)
     recipe = read_json(out / "recipe.json")
-    kind: type[Workload] = PretrainWorkload
-    if not isinstance(recipe, Recipe):
+    kind: type[Workload]
+    if isinstance(recipe, Recipe):
+        kind = workload_of(recipe)
+    else:
         from kinfolk.workflows.finetune import FineTuneWorkload
 
         if not isinstance(recipe, FineTuneRecipe):
@@ -62,6 +69,11 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
         kind = FineTuneWorkload
     with exclusive_run(out):
         return Run.resume(kind, recipe, out, callbacks).fit()
+
+
+def workload_of(recipe: Recipe) -> "type[PretrainWorkload]":
+    """Return how the model of a recipe learns: by gradients, or by counting."""
+    return PretrainWorkload if recipe.model.counting_steps is None else CountingWorkload
 
 
 def read_recipe_file(path: Any) -> Recipe:
@@ -86,18 +98,12 @@ class PretrainWorkload(Workload):
     ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
         self.row_length = recipe.objective.max_length
-        corpora = [share.open() for share in recipe.corpora]
-        self.tokenizer = shared_tokenizer(corpora).with_end_token(recipe.objective.required_tokens)
-        if (
-            self.tokenizer.vocab_size != recipe.objective.vocab_size
-            or self.tokenizer.special_tokens != recipe.objective.special_tokens
-        ):
-            raise other_tokenizer(recipe)
-        self.fingerprints = [(str(c.folder), corpus_fingerprint(c.folder)) for c in corpora]
+        self.open_corpora()
         if recipe.vectors:
-            self.fingerprints.append(vectors_fingerprint(recipe.vectors))
+            self.fingerprints = [*self.fingerprints, vectors_fingerprint(recipe.vectors)]
         device = select_device(self.train.device)
-        batches = training_batches(recipe, corpora, [share.weight for share in recipe.corpora])
+        weights = [share.weight for share in recipe.corpora]
+        batches = training_batches(recipe, self.corpora, weights)
         self.batches = batches
         self.held_out = held_out_batches(recipe)
         self.has_eval_data = self.held_out is not None
@@ -115,6 +121,20 @@ class PretrainWorkload(Workload):
             init_memory: Any = self.model.init_memory
             parts = range(self.train.gradient_accumulation)
             self.memory = [init_memory(batches.batch_size) for _ in parts]
+
+    def open_corpora(self) -> None:
+        """Open the corpora, which must have the tokenizer of the recipe, and hash their files."""
+        recipe = self.recipe
+        self.corpora = [share.open() for share in recipe.corpora]
+        self.tokenizer = shared_tokenizer(self.corpora).with_end_token(
+            recipe.objective.required_tokens
+        )
+        if (
+            self.tokenizer.vocab_size != recipe.objective.vocab_size
+            or self.tokenizer.special_tokens != recipe.objective.special_tokens
+        ):
+            raise other_tokenizer(recipe)
+        self.fingerprints = [(str(c.folder), corpus_fingerprint(c.folder)) for c in self.corpora]
 
     @classmethod
     def reopen(
@@ -161,6 +181,63 @@ class PretrainWorkload(Workload):
     def write_report(self, folder: Path, *, finished: bool) -> None:
         """Write report.html."""
         write_report(folder)
+
+
+class CountingWorkload(PretrainWorkload):
+    """The n-gram model of a recipe, the corpora that are counted, their held-out documents."""
+
+    model: Any
+
+    def __init__(
+        self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()
+    ) -> None:
+        self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
+        if len({share.weight for share in recipe.corpora}) > 1:
+            raise UserError(
+                f"the weight of --corpus {recipe.corpora[0].corpus} does not apply to counts, "
+                "where every document counts once: remove the weights"
+            )
+        self.open_corpora()
+        texts = [(share.held_out(), 1.0) for share in recipe.corpora]
+        self.held_out_texts = [(text, weight) for text, weight in texts if text is not None]
+        self.has_eval_data = bool(self.held_out_texts)
+        self.model = recipe.model.build()
+
+    def make_step(self, folder: Path, device: torch.device, *, bfloat16: bool) -> CountingStep:
+        """Return the step that counts one order."""
+
+        def set_model(model: LanguageModel) -> None:
+            self.model = model
+
+        return CountingStep(
+            config=self.recipe.model,
+            objective=self.recipe.objective,
+            corpora=self.corpora,
+            source=[fingerprint for _, fingerprint in self.fingerprints],
+            folder=folder / COUNTS,
+            model=lambda: self.model,
+            on_model=set_model,
+        )
+
+    def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
+        """Yield nothing for each step: it reads the corpora themselves."""
+        yield from [()] * (self.train.steps - start)
+
+    def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
+        """Return the loss on whole held-out documents."""
+        return {"eval_loss": score_mixture(self.model, self.held_out_texts).loss}
+
+    def load_weights(self, folder: Path) -> None:
+        """Load the model of a checkpoint, which must have the tokenizer of the corpora."""
+        self.model, tokenizer = hub.load(folder)
+        if tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise other_tokenizer(self.recipe)
+
+    def write_report(self, folder: Path, *, finished: bool) -> None:
+        """Write report.html; a finished run needs its counts no longer."""
+        super().write_report(folder, finished=finished)
+        if finished:
+            shutil.rmtree(folder / COUNTS, ignore_errors=True)
 
 
 def initial_model(recipe: Recipe) -> LanguageModel:

@@ -12,6 +12,7 @@ from kinfolk.config import (
     apply_overrides,
     as_settings,
     config,
+    describe,
     did_you_mean,
     field,
     read_json,
@@ -35,6 +36,9 @@ FIXED_FIELDS = (
     *("model.", "objective.", "formulations.", "finetune.", "train.seed", "train.batch_size"),
     *("train.gradient_accumulation", "train.optimizer"),
 )
+
+# Headings of the training settings that a run without gradients does not have.
+GRADIENT_PANELS = ("Batches", "Optimizer", "Learning rate schedule")
 
 
 @config("corpus", kw_only=False)
@@ -94,6 +98,8 @@ class Recipe:
             )
         return recipe
 
+
+COUNTED_LENGTH = 8192  # tokens of a row in the evaluation of a model that was counted
 
 # Overrides of a recipe: {"train.lr": 1e-3}, ["train.lr=1e-3"] or one "train.lr=1e-3".
 Settings: TypeAlias = Mapping[str, Any] | Sequence[str] | str
@@ -179,7 +185,8 @@ def new_recipe(
     objective_type, config = chosen.objective(objective), chosen.config(size)
     tokenizer = shared_tokenizer(corpora).with_end_token(objective_type.required_tokens)
     length = default_length(config) if length is None else length
-    check_corpus_size(corpora, length)
+    if config.counting_steps is None:  # what is counted is not cut into rows
+        check_corpus_size(corpora, length)
     # Position embeddings beyond the row length would never be trained: max_length is that length.
     sizes = {
         "vocab_size": tokenizer.vocab_size,
@@ -238,11 +245,34 @@ def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
 def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
     """Apply the given settings to a recipe, and check it."""
     recipe = check_recipe(apply_overrides(base, settings))
+    if recipe.model.counting_steps is not None:
+        return counting_recipe(base, recipe)
     train = recipe.train
     if train.warmup > train.steps and not any("warmup" in setting for setting in settings):
         # A short run keeps the shape of a long one.
         train = dataclasses.replace(train, warmup=max(1, train.steps // 10))
     return dataclasses.replace(recipe, train=train)
+
+
+def counting_recipe(base: Recipe, recipe: Recipe) -> Recipe:
+    """Return the recipe of a run that counts; refuse settings that only gradients need."""
+    if recipe.init_from:
+        raise UserError(
+            f"{recipe.init_from} cannot be continued: count all corpora together, with several "
+            "--corpus"
+        )
+    for name, field_info in describe(TrainConfig).items():
+        given = vars(recipe.train)[name]
+        needless = field_info.panel in GRADIENT_PANELS or name == "eval_batches"
+        if needless and given != vars(base.train)[name]:
+            family_name = recipe.model.family_name
+            raise UserError(
+                f"train.{name}={given} does not apply to {family_name}, which counts one order a "
+                "step: remove it; model.order and model.prune set what is counted"
+            )
+    return dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, steps=recipe.model.counting_steps)
+    )
 
 
 def parse_corpora(texts: Sequence[str]) -> list[CorpusShare]:
@@ -367,6 +397,8 @@ def check_memory(recipe: Recipe, parameters: int) -> None:
 
 def default_length(config: Any) -> int:
     """Return the row length of a network: 128 for a small one, its context for a base one."""
+    if config.counting_steps is not None:  # rows are scored only, and long ones cut few contexts
+        return COUNTED_LENGTH
     context = 512 if config.max_length is None else config.max_length
     return min(
         context, 128 if config.hidden_size <= 256 else 512 if config.hidden_size <= 512 else context
@@ -441,7 +473,8 @@ def continue_from(
     tokenizer = tokenizer.with_end_token(objective_type.required_tokens)
     if length is None:
         length = before.objective.max_length if before is not None else default_length(model.config)
-    check_corpus_size(corpora, length)
+    if model.config.counting_steps is None:
+        check_corpus_size(corpora, length)
     ids = {
         "special_tokens": tokenizer.special_tokens,
         "vocab_size": tokenizer.vocab_size,

@@ -44,12 +44,15 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
         subtitle="Training and held-out loss, with unigram and 3-gram baselines.",
         facts=pretraining_facts(recipe, run),
         curves=curves(run, recipe.name),
+        x="step" if recipe.model.counting_steps is None else "order",
         baselines=baseline_rows(baselines(texts)),
     )
 
 
 def pretraining_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
     """Return the settings and the data of pretraining."""
+    if recipe.model.counting_steps is not None:
+        return counting_facts(recipe, run)
     length = recipe.objective.max_length
     return [
         ("steps", f"{recipe.train.steps:,}"),
@@ -57,6 +60,20 @@ def pretraining_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
         ("objective", type(recipe.objective).__name__),
         *(("corpus", size) for size in corpus_sizes(recipe)),
         *training_facts(recipe.train, run),
+    ]
+
+
+def counting_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
+    """Return the settings of a run that counts, and the n-grams of its newest checkpoint."""
+    config = run / "checkpoints" / "last" / "config.json"
+    sizes = json.loads(config.read_text(encoding="utf-8"))["sizes"] if config.is_file() else []
+    prune = " ".join(map(str, recipe.model.prune))
+    return [
+        ("order", str(recipe.model.order)),
+        ("pruned up to a count of", prune or "0"),
+        *((f"{order}-grams", f"{size:,}") for order, size in enumerate(sizes, 1)),
+        *(("corpus", size) for size in corpus_sizes(recipe)),
+        *speed_facts(run),
     ]
 
 
@@ -115,14 +132,19 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
 
 def training_facts(train: TrainConfig, run: Path) -> list[tuple[str, str]]:
     """Return the settings that both kinds of run have, and the speed."""
-    tokens_per_second = speed(run)
-    facts = [
+    return [
         ("optimizer", f"{train.optimizer}, lr {train.lr:g}, {train.schedule}"),
         ("seed", str(train.seed)),
+        *speed_facts(run),
     ]
-    if tokens_per_second is not None:
-        facts.append(("speed", f"{tokens_per_second:,.0f} input tokens per second"))
-    return facts
+
+
+def speed_facts(run: Path) -> list[tuple[str, str]]:
+    """Return the speed of a run, if it is known."""
+    tokens_per_second = speed(run)
+    if tokens_per_second is None:
+        return []
+    return [("speed", f"{tokens_per_second:,.0f} input tokens per second")]
 
 
 def curves(

@@ -4,7 +4,7 @@ Each module of this package has `recognizes(values)`, which looks at the content
 `torch.save`, `state_dict(values)`, which returns its tensors, and `convert(tensors, values, file)`,
 which returns the config and the tensors, with names of transformers or of kinfolk. Folders whose
 `model_type` is a key of FOLDERS are converted too. TensorFlow's checkpoints, several files each,
-are named by their `.index` file.
+are named by their `.index` file, and ELMo's by their `.hdf5` file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,18 @@ from typing import Any
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.hub.importers import deepspeed, fairseq, tensorflow, transfo_xl
+from kinfolk.hub.importers import deepspeed, fairseq, hdf5, tensorflow, transfo_xl
 from kinfolk.hub.weights import floating_point, read_pytorch
 
 IMPORTERS = (deepspeed, fairseq, transfo_xl)
 FOLDERS = {module.MODEL_TYPE: module for module in (deepspeed, transfo_xl)}
-SUFFIXES = (".pt", ".pth", ".ckpt", tensorflow.SUFFIX)  # of checkpoints of other programs
+SUFFIXES = (
+    ".pt",
+    ".pth",
+    ".ckpt",
+    tensorflow.SUFFIX,
+    hdf5.SUFFIX,
+)  # of checkpoints of other programs
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -31,6 +37,8 @@ def find_checkpoint(path: Path) -> Path | None:
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise UserError(f"{path} has several checkpoints ({names}): pass one of these files")
+    if not files:
+        hdf5.check_options(path)
     return files[0] if files else None
 
 
@@ -40,6 +48,11 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with conversion_errors(file):
             config, tensors = tensorflow.read(file)
         return config, floating_point(tensors, file)
+    if file.suffix == hdf5.SUFFIX:
+        options, tensors = hdf5.read(file)
+        with conversion_errors(file):
+            config, tensors = hdf5.convert(options, tensors)
+        return config, floating_point(tensors, file, integers=True)
     values = read_pytorch(file)
     for importer in IMPORTERS:
         if importer.recognizes(values):
@@ -48,7 +61,7 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 return importer.convert(tensors, values, file)
     raise UserError(
         f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa and the Transformer "
-        "of fairseq, GLM and Transformer-XL of their authors): save the model as a folder of "
+        "of fairseq, GLM, Transformer-XL and ELMo of their authors): save the model as a folder of "
         "transformers"
     )
 

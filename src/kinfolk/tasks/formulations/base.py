@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
+from kinfolk.config import field
 from kinfolk.data.chunks import IntArray
 from kinfolk.data.examples import Collated, Example, Packing, collate, pack
 from kinfolk.errors import UserError
@@ -62,8 +63,8 @@ class Formulation(ABC):
     """
 
     task: Task
-    max_length: int = 128  # tokens of an example
-    pad_id: int = 0
+    max_length: int = field(default=128, ge=1, le=2**24, help="tokens of an example")
+    pad_id: int = field(default=0, ge=0, lt=2**26, help="id of the padding token")
 
     name: ClassVar[str]
     outputs: ClassVar[tuple[TaskOutput, ...]]  # supported types of prediction

@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from kinfolk.batch import Batch, Loss
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
-from kinfolk.errors import UserError
 from kinfolk.nn.coreference import CandidateSpans
 from kinfolk.tasks.formulations.base import (
     Formulation,
@@ -41,7 +40,7 @@ from kinfolk.tasks.formulations.sequences import (
 )
 from kinfolk.tasks.rows import CorefDocument, Span
 from kinfolk.tasks.task import Prediction
-from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.tokenizer import TemplateName, Tokenizer
 
 UNKNOWN_SPEAKERS = ("", "-")  # values of files without speaker names
 
@@ -65,23 +64,23 @@ class CoreferenceTargets(CandidateSpans, TaskTargets):
 class MentionRanking(Formulation):
     """A head that scores every span with each of those before it, and with none."""
 
-    frame: str | None = "bert"  # template of the special tokens; None for a decoder
+    frame: TemplateName | None = field(
+        default="bert", help="template of the special tokens; null for a decoder"
+    )
     causal: bool = False  # the network is a decoder
-    max_span_length: int = 10  # words of a span, where mentions are not given (Lee et al. 2017)
-    spans_per_word: float = 0.4  # spans that are kept, where mentions are not given (the same)
-    max_antecedents: int = 50  # that a mention is ranked against (Lee et al. 2018)
-    mention_loss_weight: float = 1.0  # of classifying spans as mentions, where these are not given
+    # The next two, where mentions are not given, as Lee et al. 2017.
+    max_span_length: int = field(default=10, ge=1, le=2**10, help="words of a span")
+    spans_per_word: float = field(default=0.4, gt=0, le=2**10, help="spans that are kept")
+    max_antecedents: int = field(  # Lee et al. 2018
+        default=50, ge=1, le=2**16, help="spans that a mention is ranked against"
+    )
+    mention_loss_weight: float = field(
+        default=1.0, ge=0, help="weight of finding mentions, where these are not given"
+    )
 
     name = "head"
     outputs = ("clusters",)
     head = "coref"
-
-    def __post_init__(self) -> None:
-        if self.max_span_length < 1 or self.max_antecedents < 1 or not self.spans_per_word > 0:
-            raise UserError(
-                f"max_span_length={self.max_span_length}, max_antecedents={self.max_antecedents} "
-                f"and spans_per_word={self.spans_per_word} must be greater than 0"
-            )
 
     def instances(
         self, row: CorefDocument, tokenizer: Tokenizer, /, *, labelled: bool = True

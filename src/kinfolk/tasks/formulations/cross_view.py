@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import Batch, Inputs, Loss, TensorTree
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
 from kinfolk.nn.embeddings import TokenEmbedding
@@ -122,7 +122,9 @@ class UnlabelledViews(TensorTree):
 class CrossView(VectorHead):
     """Base of the formulations of cross-view training, one for each file that is trained on."""
 
-    task_number: int = 0  # of its modules in the network
+    task_number: int = field(
+        default=0, ge=0, lt=2**16, help="number of the task's modules in the network"
+    )
 
     name = "cross_view"
     needs_template = True
@@ -219,7 +221,7 @@ class CrossViewTags(CrossView, TokenHead):
 class CrossViewTexts(CrossView, SequenceHead):
     """Cross-view training of a classifier of texts."""
 
-    mean_pooling: bool = True
+    mean_pooling: bool = field(default=True, help="score the mean over the tokens of a text")
 
     outputs = ("label",)
     unit = "text"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.formulations.base import (
@@ -50,7 +50,7 @@ from kinfolk.tasks.formulations.sequences import (
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
 from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.characters import OpenVocabulary
-from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.tokenizer import TemplateName, Tokenizer
 from kinfolk.text.vectors import vectors_fingerprint
 
 
@@ -58,11 +58,21 @@ from kinfolk.text.vectors import vectors_fingerprint
 class LabelHead(Formulation):
     """Base of heads with one logit per label: class weights and distillation."""
 
-    frame: str | None = "bert"  # template of the special tokens; None for a decoder
-    class_weights: tuple[float, ...] = ()  # 1 on average over the training rows
-    distillation_weight: float = 0.0  # of the teacher in the loss (Hinton et al. 2015)
-    temperature: float = 2.0  # of the teacher's and the student's logits
-    max_characters: int | None = None  # of a token, where the network reads characters
+    frame: TemplateName | None = field(
+        default="bert", help="template of the special tokens; null for a decoder"
+    )
+    class_weights: tuple[float, ...] = field(
+        default=(), ge=0, help="weight of each class, 1 on average over the training rows"
+    )
+    distillation_weight: float = field(
+        default=0.0, ge=0, le=1, help="weight of the teacher in the loss (Hinton et al. 2015)"
+    )
+    temperature: float = field(
+        default=2.0, gt=0, help="temperature of the teacher's and the student's logits"
+    )
+    max_characters: int | None = field(
+        default=None, ge=3, help="characters of a token that the network reads; null for ids alone"
+    )
 
     distills = True
 
@@ -109,7 +119,7 @@ class LabelHead(Formulation):
 class VectorHead(LabelHead):
     """Base of heads on a network with word vectors from a file."""
 
-    vectors: str = ""  # file of word vectors; empty for none
+    vectors: str = field(default="", help="file of word vectors; empty for none")
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights and the path of the word vectors."""

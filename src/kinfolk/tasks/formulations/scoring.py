@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
@@ -239,7 +239,9 @@ class Prompt(OptionScoring):
     examples: tuple[str, ...] = ()  # few-shot examples
     fewshot_delimiter: str = "\n"
     length_normalized: bool = True
-    max_new_tokens: int = 64  # where there are no options
+    max_new_tokens: int = field(
+        default=64, ge=1, le=2**24, help="tokens of an output, where there are no options"
+    )
 
     name = "prompt"
     outputs = ("label", "option", "word", "text")

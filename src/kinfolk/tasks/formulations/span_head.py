@@ -32,7 +32,7 @@ from kinfolk.tasks.formulations.base import (
 from kinfolk.tasks.formulations.sequences import apply_template, encode_plain, num_special_tokens
 from kinfolk.tasks.rows import QuestionRow
 from kinfolk.tasks.task import Prediction
-from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.tokenizer import TemplateName, Tokenizer
 
 MAX_QUESTION_LENGTH = 64  # tokens (the published code)
 MAX_ANSWER_LENGTH = 30  # tokens
@@ -42,8 +42,10 @@ MAX_ANSWER_LENGTH = 30  # tokens
 class SpanHead(Formulation):
     """A head with two logits per token."""
 
-    frame: str = "bert"  # template of the special tokens
-    stride: int = 0  # tokens from window to window; 0 is half a window
+    frame: TemplateName = field(default="bert", help="template of the special tokens")
+    stride: int = field(
+        default=0, ge=0, le=2**24, help="tokens from window to window; 0 is half a window"
+    )
     allow_no_answer: bool = False  # some training rows have no answer
     null_score_diff_threshold: float = field(
         default=0.0,

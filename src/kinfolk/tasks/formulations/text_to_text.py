@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.objectives.clm import CLM
@@ -34,9 +34,9 @@ class TextToText(OptionScoring):
     """Read the prefix of the task and the texts of a row, and generate the answer."""
 
     score_eos: bool = True
-    max_new_tokens: int = 64
-    num_beams: int = 1
-    grain: float = ROUND_TO  # the step that numbers are rounded to
+    max_new_tokens: int = field(default=64, ge=1, le=2**24, help="tokens of an output")
+    num_beams: int = field(default=1, ge=1, le=2**12, help="beams of beam search")
+    grain: float = field(default=ROUND_TO, gt=0, help="step that numbers are rounded to")
     default_number: float = 0.0  # mean of the training rows, for outputs without one
 
     name = "text"

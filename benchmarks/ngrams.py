@@ -1,0 +1,204 @@
+"""N-gram counting, memory and queries against KenLM, each on one core.
+
+python benchmarks/ngrams.py --kenlm BIN --megabytes 10 300 --order 5 --out ngrams.jsonl
+
+BIN has KenLM's lmplz, build_binary and query. The text is drawn: phrases of words by Zipf's law,
+so that n-grams repeat as in real text. Both sides count the same text to the same sizes, and score
+the same held-out lines with the same perplexity. Times are those of the CPU (user and system), as
+other programs may run; memory is the largest resident set of the process.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
+from kinfolk.hub.arpa import word_tokenizer
+
+VOCAB, PHRASES, LINE = 50_000, 400_000, 20
+LETTERS = "etaoinshrdlucmfw"
+
+
+def words() -> list[str]:
+    """Return words of four or more letters."""
+    names = []
+    for number in range(VOCAB):
+        digits = f"{number + 16**3:x}"
+        names.append("".join(LETTERS[int(digit, 16)] for digit in digits))
+    return names
+
+
+def draw(tokens: int, seed: int) -> np.ndarray:
+    """Draw ids: phrases of two to six words, the frequent ones often."""
+    rng = np.random.default_rng(0)
+    pool = (rng.zipf(1.15, 4 * PHRASES) - 1) % VOCAB
+    starts = rng.integers(0, len(pool) - 6, PHRASES)
+    sizes = rng.integers(2, 7, PHRASES)
+    rng = np.random.default_rng(seed)
+    chosen = (rng.zipf(1.2, tokens // 4 + 1) - 1) % PHRASES
+    lengths = sizes[chosen]
+    offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    ids: np.ndarray = pool[np.repeat(starts[chosen], lengths) + offsets][:tokens]
+    return ids
+
+
+def write_text(path: Path, ids: np.ndarray, names: np.ndarray) -> int:
+    """Write lines of words; return their bytes."""
+    with path.open("w", encoding="utf-8") as file:
+        for start in range(0, len(ids), 1000 * LINE):
+            part = names[ids[start : start + 1000 * LINE]].tolist()
+            file.writelines(" ".join(part[n : n + LINE]) + "\n" for n in range(0, len(part), LINE))
+    return path.stat().st_size
+
+
+def write_corpus(folder: Path, ids: np.ndarray, names: list[str]) -> None:
+    """Write the same lines as a corpus, each a document."""
+    tokenizer = word_tokenizer(names)
+    with CorpusWriter(folder, tokenizer) as writer:
+        for start in range(0, len(ids), 1000 * LINE):
+            part = ids[start : start + 1000 * LINE]
+            sizes = np.diff([*range(0, len(part), LINE), len(part)]).astype(np.int32)
+            one = np.ones(len(sizes), np.int64)
+            writer.add(EncodedDocuments(part, sizes, one, one), ["drawn"] * len(sizes))
+
+
+def measured(command: list[Any], **streams: Any) -> tuple[float, float, float]:
+    """Run a command on one core; return CPU seconds, wall seconds and the peak in MB."""
+    began = time.monotonic()
+    pinned = ["taskset", "-c", "0", *map(str, command)]
+    process = subprocess.Popen(pinned, **streams, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(pinned)} failed")
+    return used.ru_utime + used.ru_stime, time.monotonic() - began, used.ru_maxrss / 1024
+
+
+def count(corpus: Path, order: int, out: Path) -> None:
+    """Count a corpus into a file: what the measured process does."""
+    from kinfolk.data.ngram_counts import NGramCounter
+    from kinfolk.families.ngram import NGramConfig
+    from kinfolk.workflows.baselines import count_model, end_ids
+
+    text = Corpus.open(corpus)
+    bos, eos = end_ids(text)
+    counter = NGramCounter(
+        out / "counts", text.blocks, vocab_size=text.vocab_size, bos=bos, eos=eos
+    )
+    c = NGramConfig(vocab_size=text.vocab_size, order=order)
+    model = count_model(counter, c, out / "model.safetensors")
+    (out / "sizes.json").write_text(json.dumps([bos, eos, *model.config.sizes]))
+
+
+def score(folder: Path, ids: np.ndarray) -> tuple[float, float]:
+    """Score held-out lines with our model; return seconds and the perplexity."""
+    import torch
+    from safetensors.torch import load_file
+
+    from kinfolk.families.ngram import NGram, NGramConfig
+    from kinfolk.workflows.baselines import document_nll
+
+    torch.set_num_threads(1)
+    bos, eos, *sizes = json.loads((folder / "sizes.json").read_text())
+    with torch.device("meta"):
+        model = NGram(NGramConfig(vocab_size=sizes[0], order=len(sizes), sizes=tuple(sizes)))
+    model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
+    lines = [ids[n : n + LINE] for n in range(0, len(ids), LINE)]
+    seconds = []
+    for _ in range(3):  # the first also reads the file
+        began = time.process_time()
+        losses = np.concatenate([*document_nll(model, lines, bos, eos)])
+        seconds.append(time.process_time() - began)
+    return min(seconds), float(np.exp(losses.mean()))
+
+
+def query(binaries: Path, model: Path, text: Path) -> tuple[float, float]:
+    """Score held-out lines with KenLM; return seconds without its start, and the perplexity."""
+    times = []
+    for source in (os.devnull, text):
+        with Path(source).open() as lines, tempfile.TemporaryFile("w+") as said:
+            command = [binaries / "query", "-v", "summary", model]
+            times.append(measured(command, stdin=lines, stdout=said, stderr=said)[0])
+            said.seek(0)
+            summary = said.read()
+    value = float(summary.split("Perplexity including OOVs:")[1].split()[0])
+    return times[1] - times[0], value
+
+
+def compare(megabytes: int, order: int, binaries: Path | None, home: Path) -> dict[str, Any]:
+    """Measure one size of text."""
+    names = np.array(words())
+    mean = float(np.mean([len(name) for name in names[draw(100_000, 1)]])) + 1
+    tokens = int(megabytes * 1e6 / mean)
+    ids, held = draw(tokens, 1), draw(400_000, 2)
+    seen, ids = np.unique(ids, return_inverse=True)  # lmplz knows the words of the text only
+    held = np.where(np.isin(held, seen), np.searchsorted(seen, held), len(seen))
+    names = np.append(names[seen], "<unk>")
+    size = write_text(home / "text", ids, names)
+    write_text(home / "held", held, names)
+    write_corpus(home / "corpus", ids, names.tolist())
+    ours = home / "ours"
+    ours.mkdir()
+    own = [sys.executable, __file__, "--count", home / "corpus", "--order", order, "--at", ours]
+    cpu, wall, peak = measured(own)
+    seconds, perplexity = score(ours, held)
+    per_token = 1e6 / (len(held) + len(held) // LINE)
+    row: dict[str, Any] = {
+        "megabytes": round(size / 1e6, 1),
+        "tokens": tokens,
+        "order": order,
+        "sizes": json.loads((ours / "sizes.json").read_text())[2:],
+        "count_cpu_s": round(cpu, 1),
+        "count_wall_s": round(wall, 1),
+        "peak_mb": round(peak),
+        "query_us": round(seconds * per_token, 3),
+        "perplexity": round(perplexity, 3),
+    }
+    if binaries is not None:
+        with (home / "text").open() as source, (home / "x.arpa").open("wb") as arpa:
+            command = [binaries / "lmplz", "-o", order, "-S", "1G", "-T", home]
+            found = measured(command, stdin=source, stdout=arpa, stderr=subprocess.DEVNULL)
+        row |= {"kenlm_count_cpu_s": round(found[0], 1), "kenlm_count_wall_s": round(found[1], 1)}
+        row |= {"kenlm_peak_mb": round(found[2]), "count_ratio": round(cpu / found[0], 2)}
+        build = [binaries / "build_binary", "probing", home / "x.arpa", home / "x.binary"]
+        subprocess.run(build, check=True, capture_output=True)
+        seconds, perplexity = query(binaries, home / "x.binary", home / "held")
+        row |= {"kenlm_query_us": round(seconds * per_token, 3)}
+        row |= {"kenlm_perplexity": round(perplexity, 3)}
+        row |= {"query_ratio": round(row["query_us"] / row["kenlm_query_us"], 2)}
+    return row
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure every size, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[10])
+    parser.add_argument("--order", type=int, default=5)
+    parser.add_argument("--kenlm", type=Path, help="folder of lmplz, build_binary and query")
+    parser.add_argument("--out", type=Path, help="file that gets a JSON line for each size")
+    parser.add_argument("--count", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--at", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.count is not None:
+        count(options.count, options.order, options.at)
+        return
+    for megabytes in options.megabytes:
+        with tempfile.TemporaryDirectory(prefix="kinfolk-benchmark-") as home:
+            row = compare(megabytes, options.order, options.kenlm, Path(home))
+        print(
+            "\n".join(f"{name:20} {value}" for name, value in row.items()), end="\n\n", flush=True
+        )
+        if options.out is not None:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

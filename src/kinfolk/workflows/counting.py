@@ -1,0 +1,75 @@
+"""The step of a run that counts: one more order of n-grams."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kinfolk.batch import Batch, Loss
+from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.ngram_counts import NGramCounter, TokenBlock
+from kinfolk.families.ngram import NGram, NGramConfig
+from kinfolk.objectives.objective import Objective
+from kinfolk.training.step import StepOutput
+from kinfolk.workflows.baselines import count_model, document_nll, end_ids
+
+TRAINING_SAMPLE = 2000  # documents of the corpus that the training loss is computed on
+
+
+@dataclass(kw_only=True)
+class CountingStep:
+    """Count one more order, and estimate the model of all orders so far."""
+
+    config: NGramConfig  # of the last step
+    objective: Objective
+    corpora: Sequence[Corpus]
+    source: Sequence[str]  # hashes of the corpora
+    folder: Path  # of the counts, which a resumed run reads
+    model: Callable[[], NGram]  # returns the newest
+    on_model: Callable[[NGram], None]  # receives that of each step
+
+    def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> StepOutput:
+        order = number + 1
+        bos, eos = end_ids(self.corpora[0])
+        counter = NGramCounter(
+            self.folder,
+            self._blocks,
+            vocab_size=self.config.vocab_size,
+            bos=bos,
+            eos=eos,
+            source=self.source,
+            durable=True,
+        )
+        # Thresholds of longer n-grams do not apply yet.
+        c = replace(self.config, order=order, prune=self.config.prune[:order])
+        self.on_model(count_model(counter, c, self.folder / f"{order}.safetensors").eval())
+        sample = islice(self._documents(), TRAINING_SAMPLE)
+        losses = np.concatenate([*document_nll(self.model(), sample, bos, eos)])
+        tokens = sum(corpus.tokens + corpus.documents for corpus in self.corpora)
+        counts = {self.objective.loss_name: len(losses)}
+        return StepOutput(torch.tensor(losses.mean()), None, {}, counts, None, tokens)
+
+    def forward(self, batch: Batch[Any]) -> Loss:
+        """Return the loss of a batch."""
+        return self.objective.loss(self.model(), batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: counts follow from the corpora."""
+        return {}
+
+    def load_state_dict(self, state: Any) -> bool:
+        """Restore nothing."""
+        return state == {}
+
+    def _blocks(self) -> Iterator[TokenBlock]:
+        for corpus in self.corpora:
+            yield from corpus.blocks()
+
+    def _documents(self) -> Iterator[IntArray]:
+        for corpus in self.corpora:
+            for number in range(corpus.documents):
+                yield corpus.document(number)
