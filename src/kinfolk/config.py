@@ -46,8 +46,10 @@ TYPES: dict[str, dict[str, str]] = {
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
     },
     "task_network": {
+        "bcn": "kinfolk.nn.biattention",
         "bilstm_classifier": "kinfolk.nn.task_networks",
         "bilstm_tagger": "kinfolk.nn.task_networks",
+        "reader": "kinfolk.nn.biattention",
     },
     "objective": {
         "bilm": "kinfolk.objectives.bilm",
@@ -77,6 +79,7 @@ TYPES: dict[str, dict[str, str]] = {
         "cross_view_tags": "kinfolk.tasks.formulations.cross_view",
         "cross_view_texts": "kinfolk.tasks.formulations.cross_view",
         "feature_classifier": "kinfolk.tasks.formulations.features",
+        "feature_reader": "kinfolk.tasks.formulations.feature_reader",
         "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",

@@ -1,7 +1,6 @@
 """One table of bad inputs: each is one sentence, exit code 2, and nothing is left behind."""
 
 import gzip
-import json
 import lzma
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ import pytest
 import zstandard
 
 from kinfolk.workflows.finetune import finetune
-from support.runs import Home, Kinfolk, one_sentence, tree
+from support.bad_json import edited, json_mistakes
+from support.runs import Home, Kinfolk, one_sentence
 
 # The words of a command, with {names} of folders; then what its sentence must say. A word such as
-# @gpt2/config.json:n_embd=-1 is a copy of that model folder with one field of JSON changed; of
-# recipe.json it is the file.
+# @gpt2/config.json:n_embd=-1 is a copy of that model folder with one field of JSON changed.
 MISTAKES = [
     # Text.
     ("tokenizer train {tmp}/none -o {new}", "{tmp}/none does not exist"),
@@ -197,228 +196,7 @@ MISTAKES = [
     ("import {tmp} -o {new}", "{tmp} is neither a run"),
     ("import {bad}/foreign -o {new}", "model_type='mamba' is not supported"),
     ("quickstart -o {home}", "{home} already exists"),
-    # Fields of foreign JSON.
-    (
-        "evaluate @gpt2/config.json:n_embd=null --text {text}",
-        "config.json: n_embd=None: it must be a whole number",
-    ),
-    (
-        "evaluate @gpt2/config.json:n_embd=-1 --text {text}",
-        "config.json: n_embd=-1: it must be at least 1",
-    ),
-    (
-        "evaluate @gpt2/config.json:n_embd=0 --text {text}",
-        "config.json: n_embd=0: it must be at least 1",
-    ),
-    (
-        'evaluate @gpt2/config.json:n_embd="x" --text {text}',
-        "config.json: n_embd='x': it must be a whole number",
-    ),
-    (
-        "evaluate @gpt2/config.json:n_embd=1e308 --text {text}",
-        "config.json: n_embd=1e+308: it must be a whole number",
-    ),
-    (
-        "evaluate @gpt2/config.json:n_embd=[] --text {text}",
-        "config.json: n_embd=[]: it must be a whole number",
-    ),
-    (
-        "evaluate @gpt2/config.json:n_embd=1000000000000 --text {text}",
-        "config.json: n_embd=1000000000000: it must be from 1 to ",
-    ),
-    (
-        "evaluate @bert/config.json:hidden_size=null --text {text}",
-        "config.json: hidden_size=None: it must be a whole number",
-    ),
-    (
-        "evaluate @bert/config.json:hidden_size=-1 --text {text}",
-        "config.json: hidden_size=-1: it must be at least 1",
-    ),
-    (
-        "evaluate @bert/config.json:hidden_size=0 --text {text}",
-        "config.json: hidden_size=0: it must be at least 1",
-    ),
-    (
-        'evaluate @bert/config.json:hidden_size="x" --text {text}',
-        "config.json: hidden_size='x': it must be a whole number",
-    ),
-    (
-        "evaluate @bert/config.json:hidden_size=1e308 --text {text}",
-        "config.json: hidden_size=1e+308: it must be a whole number",
-    ),
-    (
-        "evaluate @bert/config.json:hidden_size=[] --text {text}",
-        "config.json: hidden_size=[]: it must be a whole number",
-    ),
-    (
-        "evaluate @bert/config.json:hidden_size=1000000000000 --text {text}",
-        "config.json: hidden_size=1000000000000: it must be from 1 to ",
-    ),
-    (
-        "evaluate @t5/config.json:d_model=null --text {text}",
-        "config.json: d_model=None: it must be a whole number",
-    ),
-    (
-        "evaluate @t5/config.json:d_model=-1 --text {text}",
-        "config.json: d_model=-1: it must be at least 1",
-    ),
-    (
-        "evaluate @t5/config.json:d_model=0 --text {text}",
-        "config.json: d_model=0: it must be at least 1",
-    ),
-    (
-        'evaluate @t5/config.json:d_model="x" --text {text}',
-        "config.json: d_model='x': it must be a whole number",
-    ),
-    (
-        "evaluate @t5/config.json:d_model=1e308 --text {text}",
-        "config.json: d_model=1e+308: it must be a whole number",
-    ),
-    (
-        "evaluate @t5/config.json:d_model=[] --text {text}",
-        "config.json: d_model=[]: it must be a whole number",
-    ),
-    (
-        "evaluate @t5/config.json:d_model=1000000000000 --text {text}",
-        "config.json: d_model=1000000000000: it must be from 1 to ",
-    ),
-    ("evaluate @gpt2/config.json:vocab_size=7 --text {text}", "the weights in "),
-    (
-        "evaluate @gpt2/config.json:vocab_size=true --text {text}",
-        "config.json: vocab_size=True: it must be a whole number",
-    ),
-    (
-        "evaluate @gpt2/config.json:n_layer=1000000000000 --text {text}",
-        "config.json: n_layer=1000000000000: it must be from 1 to ",
-    ),
-    ("evaluate @gpt2/config.json:n_layer=3 --text {text}", "missing weights in "),
-    (
-        "evaluate @gpt2/config.json:n_head=3 --text {text}",
-        "model.num_heads=3 does not divide model.hidden_size=64",
-    ),
-    (
-        'evaluate @gpt2/config.json:activation_function="x" --text {text}',
-        "activation 'x' is not supported (supported: relu, gelu",
-    ),
-    (
-        "evaluate @gpt2/config.json:activation_function=1 --text {text}",
-        "config.json: activation_function=1: it must be text",
-    ),
-    (
-        "evaluate @gpt2/config.json:resid_pdrop=1 --text {text}",
-        "config.json: resid_pdrop=1: it must be from 0 to less than 1",
-    ),
-    (
-        'evaluate @gpt2/config.json:embd_pdrop="x" --text {text}',
-        "config.json: embd_pdrop='x': it must be a number",
-    ),
-    (
-        "evaluate @gpt2/config.json:layer_norm_epsilon=NaN --text {text}",
-        "config.json: layer_norm_epsilon=nan: it must be a number",
-    ),
-    (
-        "evaluate @gpt2/config.json:architectures=1 --text {text}",
-        "config.json: architectures=1: it must be a list of names",
-    ),
-    (
-        'evaluate @gpt2/config.json:architectures="GPT2" --text {text}',
-        "config.json: architectures='GPT2': it must be a list",
-    ),
-    ("evaluate @gpt2/config.json:model_type=[] --text {text}", "model_type='[]' is not supported"),
-    (
-        'evaluate @gpt2/config.json:model_type="gtp2" --text {text}',
-        "model_type='gtp2' is not supported",
-    ),
-    (
-        "evaluate @gpt2/config.json:scale_attn_weights=false --text {text}",
-        "scale_attn_weights=False is not supported",
-    ),
-    (
-        "evaluate @bert/config.json:initializer_range=-1 --text {text}",
-        "config.json: initializer_range=-1: it must be at least 0",
-    ),
-    (
-        "evaluate @bert/config.json:type_vocab_size=0 --text {text}",
-        "config.json: type_vocab_size=0: it must be at least 1",
-    ),
-    (
-        "evaluate @bert/config.json:max_position_embeddings=1000000000000 --text {text}",
-        "config.json: max_position_embeddings=1000000000000: it must be",
-    ),
-    (
-        'evaluate @bert/config.json:intermediate_size="x" --text {text}',
-        "config.json: intermediate_size='x': it must be a whole",
-    ),
-    (
-        "evaluate @t5/config.json:d_kv=null --text {text}",
-        "config.json: d_kv=None: it must be a whole number",
-    ),
-    (
-        "evaluate @t5/config.json:feed_forward_proj=1 --text {text}",
-        "config.json: feed_forward_proj=1: it must be text",
-    ),
-    (
-        'evaluate @t5/config.json:pad_token_id="x" --text {text}',
-        "config.json: pad_token_id='x': it must be a whole number or null",
-    ),
-    (
-        "evaluate @t5/config.json:relative_attention_num_buckets=0 --text {text}",
-        "relative_attention_num_buckets=0: it must be at least",
-    ),
-    ('evaluate @gpt2/kinfolk.json:type="os.system" --text {text}', "unknown type 'os.system'"),
-    (
-        'evaluate @gpt2/kinfolk.json:objective.type="subprocess" --text {text}',
-        "unknown type 'subprocess'",
-    ),
-    (
-        "evaluate @gpt2/kinfolk.json:objective=1 --text {text}",
-        "objective=1: it must be an object with a type",
-    ),
-    (
-        "evaluate @gpt2/kinfolk.json:train.steps=-1 --text {text}",
-        "train.steps=-1: it must be at least 1",
-    ),
-    (
-        'evaluate @gpt2/kinfolk.json:model.dropout="x" --text {text}',
-        "model.dropout='x': it must be a number",
-    ),
-    (
-        "evaluate @gpt2/kinfolk.json:objective.special_tokens.pad=-1 --text {text}",
-        "objective.special_tokens.pad=-1: it must be at least 0",
-    ),
-    ("evaluate @gpt2/kinfolk.json:surprise=1 --text {text}", "no field 'surprise'"),
-    ("pretrain --recipe @gpt2/recipe.json:train=1 -o {new}", "train=1: it must be an object"),
-    (
-        "pretrain --recipe @gpt2/recipe.json:train.steps=100000000000000000000 -o {new}",
-        "train.steps=100000000000000000000: it must be from 1 to",
-    ),
-    (
-        "pretrain --recipe @gpt2/recipe.json:train.betas=[1] -o {new}",
-        "train.betas=[1]: it must be a list of 2 values",
-    ),
-    (
-        'pretrain --recipe @gpt2/recipe.json:train.compile="maybe" -o {new}',
-        "it must be auto, yes or no",
-    ),
-    (
-        "pretrain --recipe @gpt2/recipe.json:model=null -o {new}",
-        "model=None: it must be an object with a type",
-    ),
-    ('pretrain --recipe @gpt2/recipe.json:model.type="json" -o {new}', "unknown type 'json'"),
-    (
-        "pretrain --recipe @gpt2/recipe.json:model.num_heads=3 -o {new}",
-        "model.num_heads=3 does not divide",
-    ),
-    ("pretrain --recipe @gpt2/recipe.json:model.hidden_size=262144 -o {new}", "the network has"),
-    (
-        "pretrain --recipe @gpt2/recipe.json:objective.max_length=0 -o {new}",
-        "objective.max_length=0: it must be at least 1",
-    ),
-    (
-        "pretrain --recipe @gpt2/recipe.json:corpus=[] -o {new}",
-        "corpus=[]: a run needs at least one corpus",
-    ),
-    ('pretrain --recipe @gpt2/recipe.json:corpus="none" -o {new}', "none"),
+    *json_mistakes(),
     # Numbers, and settings that build no network.
     (
         "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --batch 2147483648",
@@ -603,23 +381,14 @@ def tuned(runs: dict[str, Path], labels: Path, tmp_path_factory: pytest.TempPath
     return finetune(str(runs["gpt2"]), labels, out, steps=2, device="cpu")
 
 
-def edited(word: str, runs: dict[str, Path], folder: Path) -> Path:
-    """Return a model folder, or the recipe, of a run with one changed field of a JSON file."""
-    place, _, edit = word.removeprefix("@").partition(":")
-    run, _, file = place.partition("/")
-    source = runs[run] if file == "recipe.json" else runs[run] / "checkpoints" / "last"
-    for other in source.iterdir():
-        if other.is_file() and other.name not in ("checksums.json", file):
-            (folder / other.name).symlink_to(other.resolve())
-    path, _, value = edit.partition("=")
-    data = json.loads((source / file).read_text(encoding="utf-8"))
-    *groups, name = path.split(".")
-    inner = data
-    for group in groups:
-        inner = inner[group]
-    inner[name] = json.loads(value)
-    (folder / file).write_text(json.dumps(data), encoding="utf-8")
-    return folder / file if file == "recipe.json" else folder
+def snapshot(*folders: Path) -> dict[Path, tuple[int, int]]:
+    """Return the size and time of everything in folders, with the folders in them."""
+    paths = [path for folder in folders for path in folder.rglob("*")]
+    stats = {path: path.lstat() for path in paths}
+    return {
+        path: (0, 0) if path.is_dir() else (stat.st_size, stat.st_mtime_ns)
+        for path, stat in stats.items()
+    }
 
 
 @pytest.mark.parametrize(("words", "expected"), MISTAKES, ids=[words for words, _ in MISTAKES])
@@ -635,6 +404,7 @@ def test_a_mistake_is_one_sentence(
     tuned: Path,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folders: dict[str, Any] = {
         **runs,
@@ -649,17 +419,26 @@ def test_a_mistake_is_one_sentence(
         "tok": home.tokenizer,
         "tuned": tuned,
     }
-    before = tree(home.folder) | tree(labels.parent)
+    changed = tmp_path_factory.mktemp("edited")
     arguments = [
-        edited(word, runs, tmp_path_factory.mktemp("edited"))
-        if word.startswith("@")
-        else word.format(**folders)
+        edited(word, folders, changed) if word.startswith("@") else word.format(**folders)
         for word in words.split(" ")
     ]
+    inputs = (home.folder, labels.parent, bad, other.folder, tuned, changed)
+    before = snapshot(*inputs)
+    monkeypatch.chdir(tmp_path)
     said = kinfolk(*arguments)
     sentence = one_sentence(said)
     assert said.err.count("error: ") == 1 and said.err.count("\n") == 1 + ("Try: " in said.err)
     choices = [choice.replace("\\", "").format(**folders) for choice in expected.split("|")]
     assert any(choice in sentence for choice in choices), sentence
     assert list(tmp_path.iterdir()) == []
-    assert tree(home.folder) | tree(labels.parent) == before
+    assert snapshot(*inputs) == before
+
+
+def test_a_classifier_whose_class_is_unknown_is_one_sentence(
+    kinfolk: Kinfolk, tuned: Path, labels: Path, tmp_path: Path
+) -> None:
+    folder = edited('@tuned/config.json:architectures=["x"]', {"tuned": tuned}, tmp_path)
+    sentence = one_sentence(kinfolk("predict", folder, labels))
+    assert "config.json: `architectures` names no class with the task head of kinfolk" in sentence

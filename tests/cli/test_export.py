@@ -14,9 +14,10 @@ from transformers import (
 )
 
 import kinfolk as package
+from kinfolk.batch import Inputs
 from kinfolk.families.transformer import TransformerConfig
 from kinfolk.workflows.folders import load_tokenizer
-from support.runs import MEMBERS, Home, Kinfolk, tree
+from support.runs import MEMBERS, Home, Kinfolk, one_sentence, tree
 
 PEERS = {
     "gpt2": AutoModelForCausalLM,
@@ -136,3 +137,39 @@ def test_a_transformer_is_exported_as_a_marian_model(
     torch.testing.assert_close(peer(**row, labels=ids).logits[0], ours, rtol=0, atol=1e-5)
     back, _ = package.load(tmp_path / "model")
     torch.testing.assert_close(package.logits(back, ids[0].tolist()), ours, rtol=0, atol=1e-5)
+
+
+def test_the_published_encoder_of_cove_is_imported_with_its_word_vectors(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    lstm = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+    torch.save(lstm.state_dict(), tmp_path / "wmtlstm.pth")
+    (tmp_path / "vectors.txt").write_text("garden 1 2 3\nthe 4 5 6\n", encoding="utf-8")
+    options = ("--tokenizer", home.tokenizer, "--vectors", tmp_path / "vectors.txt")
+    said = kinfolk("import", tmp_path / "wmtlstm.pth", "-o", tmp_path / "cove", *options)
+    assert said.code == 0 and " words\n" in said.out
+    model: Any
+    model, tokenizer = package.load(tmp_path / "cove")
+    ids = [tokenizer.token_to_id("Ġgarden"), tokenizer.token_to_id("Ġthe")]
+    found = model.encode(Inputs.from_ids(torch.tensor([ids]), causal=False))
+    expected, _ = lstm(torch.tensor([[[1.0, 2, 3], [4, 5, 6]]]))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--vectors {vectors}", "--vectors FILE needs --tokenizer PATH"),
+        ("--vectors {vectors} --tokenizer {tok}", "has vectors of 2 numbers, but "),
+        ("--tokenizer {tok}", "ids"),
+    ],
+)
+def test_an_encoder_without_its_word_vectors_is_refused(
+    words: str, expected: str, kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    torch.save(torch.nn.LSTM(3, 4, bidirectional=True).state_dict(), tmp_path / "lstm.pth")
+    (tmp_path / "vectors.txt").write_text("garden 1 2\n", encoding="utf-8")
+    options = words.format(vectors=tmp_path / "vectors.txt", tok=home.tokenizer).split()
+    said = kinfolk("import", tmp_path / "lstm.pth", "-o", tmp_path / "new", *options)
+    assert expected in one_sentence(said)

@@ -137,6 +137,39 @@ def test_evaluation_and_tokenizer_training_report_up_to_the_total(
     assert ends["counting"][0] == ends["counting"][1]
 
 
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("evaluate {gpt2} --text {text}", r"evaluate  \d+/\d+  [\d,.]+/s  ETA \d+s"),
+        (
+            "generate {gpt2} --prompts {prompts} --max-new-tokens 2",
+            r"generate  [1-5]/5  \d.*/s  ETA \d+s",
+        ),
+        (
+            "tokenizer train {text} --vocab-size 420 -o {out}",
+            r"counting  .*B/.*B  .*/s  ETA \d+s\n(.*\n)*learning  0s elapsed\n",
+        ),
+    ],
+)
+def test_commands_in_a_pipe_print_lines_with_the_speed_and_the_time_left(
+    command: str,
+    line: str,
+    kinfolk: Kinfolk,
+    home: Home,
+    runs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 1e-3)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "The"}\n' * 5)
+    names = {"text": home.text, "prompts": prompts, "out": tmp_path / "out", "gpt2": runs["gpt2"]}
+    said = kinfolk(*(part.format(**names) for part in command.split()))
+    assert said.code == 0, said.err
+    assert re.search(line, said.err), said.err
+    assert "ETA" not in said.out and "elapsed" not in said.out
+
+
 def test_ctrl_c_says_what_was_printed_of_the_prompts(
     kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

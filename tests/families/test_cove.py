@@ -1,5 +1,7 @@
 """CoVe: its encoder is torch's LSTM, its decoder the equations of the paper, word by word."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from kinfolk.attention_mask import PADDING_ID, AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families.cove import FAMILY, CoVe, CoVeConfig
+from kinfolk.hub import load_model, save
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import build_optimizer
 from support.contracts import shaken
+from support.decoding import write
 from support.networks import hollow
 
 SOURCES, TARGETS = [[5, 3], [9], [2, 6]], [[2, 6], [4], [7, 1]]  # lengths in rows of ten slots
@@ -121,6 +125,69 @@ def test_the_decoder_follows_the_equations_of_the_paper(layers: int) -> None:
     pairs = zip(texts(source.input_ids, SOURCES), texts(target.input_ids, TARGETS), strict=True)
     for own, (x, y) in zip(found, pairs, strict=True):
         torch.testing.assert_close(own, slow_decoder(model, x, y), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beams", [1, 3])
+def test_beams_have_the_probabilities_of_a_full_pass(beams: int) -> None:
+    model, sources = network().double(), [[7, 8, 9, 3], [11, 3], [20, 21, 22, 23, 24, 3]]
+    outputs = write(
+        model, [[0]] * 3, encoder_ids=sources, eos_ids={3}, max_new_tokens=6, num_beams=beams
+    )
+    for source, output in zip(sources, outputs, strict=True):
+        row = torch.tensor([[0, *output.ids]])
+        inputs = Inputs.from_ids(
+            row, causal=True, encoder_inputs=Inputs.from_ids(torch.tensor([source]), causal=False)
+        )
+        logs = model.lm_logits(model(inputs).hidden[0]).logits().log_softmax(-1)
+        expected = [float(logs[i, id]) for i, id in enumerate(output.ids)]
+        assert output.logprobs == pytest.approx(expected, abs=1e-5)
+    assert len({tuple(output.ids) for output in outputs}) > 1, "the source has no effect"
+
+
+@pytest.mark.parametrize("prefix", ["", "rnn.", "rnn1."])
+@pytest.mark.parametrize("vectors", [False, True])
+def test_the_published_layout_opens_and_gives_the_outputs_of_torch(
+    prefix: str, vectors: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    theirs = nn.LSTM(300, 300, num_layers=2, bidirectional=True, batch_first=True)
+    state = {f"{prefix}{name}": tensor for name, tensor in theirs.state_dict().items()}
+    words = torch.randn(40, 300)
+    torch.save(state | ({"vectors.weight": words} if vectors else {}), tmp_path / "wmtlstm.pth")
+    model: Any = load_model(tmp_path / "wmtlstm.pth")
+    assert model.config == replace(
+        FAMILY.config("mt-lstm"), vocab_size=40 if vectors else 1, encoder_only=True
+    )
+    assert model.token_embeddings.weight[:40].equal(words) or not vectors
+    inputs = rows(SOURCES, 1)
+    ids = texts(inputs.input_ids, SOURCES)
+    if not vectors:
+        model.token_embeddings = nn.Embedding.from_pretrained(words)
+    lengths = torch.tensor([len(text) for text in ids])
+    padded = words[nn.utils.rnn.pad_sequence(ids, batch_first=True)]
+    packed = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
+    expected, _ = pad_packed_sequence(theirs(packed)[0], batch_first=True)
+    found = texts(model.encode(inputs), SOURCES)
+    for own, text, length in zip(found, expected, lengths, strict=True):
+        torch.testing.assert_close(own, text[:length], rtol=0, atol=1e-6)
+    with pytest.raises(UserError, match="an encoder without a decoder"):
+        model(rows(TARGETS, 2, inputs))
+
+
+def test_an_imported_encoder_is_saved_and_opened_again(tmp_path: Path) -> None:
+    torch.save(nn.LSTM(6, 8, 2, bidirectional=True).state_dict(), tmp_path / "lstm.pt")
+    model: Any = load_model(tmp_path / "lstm.pt")
+    save(tmp_path / "saved", model, None)
+    again: Any = load_model(tmp_path / "saved")
+    assert again.config == model.config
+    assert all(t.equal(again.state_dict()[n]) for n, t in model.state_dict().items())
+
+
+def test_a_lstm_of_one_direction_is_not_taken_for_the_encoder(tmp_path: Path) -> None:
+    torch.save(nn.LSTM(6, 8).state_dict(), tmp_path / "lstm.pt")
+    with pytest.raises(UserError, match="not a checkpoint that kinfolk can read"):
+        load_model(tmp_path / "lstm.pt")
 
 
 def test_frozen_word_vectors_are_not_trained() -> None:

@@ -105,6 +105,13 @@ def test_our_folders_say_the_same_there(narrow: int, tmp_path: Path) -> None:
     save(tmp_path, ours, None)
     large = open_without_a_word(Theirs, tmp_path)
     same(ours, large, open_without_a_word(TheirGenerator, tmp_path / "generator"))
+    # The generator alone is a model folder, too.
+    alone: Any = load_model(tmp_path / "generator")
+    inputs = Inputs.from_ids(ids(70), causal=False)
+    with torch.no_grad():
+        states, own = (model.forward_lm(inputs).hidden for model in (alone, ours))
+        near(alone.lm_logits(states).logits(), ours.lm_logits(own).logits())
+    alone.check_lm_head()
     # And again after transformers wrote them.
     large.save_pretrained(tmp_path)
     assert load_model(tmp_path).config == config
@@ -129,6 +136,10 @@ def test_a_discriminator_alone_gets_a_fresh_generator_and_says_so(tmp_path: Path
             .logits()
             .any()
         )
+    with pytest.warns(UserWarning, match="no trained weights of generator, mlm_head"):
+        save(tmp_path / "saved", ours, None)
+    assert not (tmp_path / "saved" / "generator").exists()
+    assert load_model(tmp_path / "saved").random_modules == ("generator", "mlm_head")
 
 
 @pytest.mark.parity

@@ -17,7 +17,7 @@ import kinfolk
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.generation.fill import fill_masks
-from kinfolk.hub import load_model
+from kinfolk.hub import load_model, save
 from kinfolk.nn.task_heads import ModelWithHead, ModelWithHeadConfig, pooling_of
 from support.peers import near, shake
 
@@ -238,3 +238,27 @@ def test_random_heads_are_never_used(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no weights of pooler: they start from random values"):
         ModelWithHead.of(masked, head)
     assert len(fill_masks(masked, [5, 6, 7], mask=6)) == 1
+
+
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "Albert", "Electra", "XLNet"])
+def test_random_heads_are_not_saved(name: str, tmp_path: Path) -> None:
+    sizes = {"embedding_size": 8} if name in ("Albert", "Electra") else {}
+    fields = {**SIZES, **sizes}
+    if name == "XLNet":
+        fields = {"vocab_size": 70, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 48}
+    theirs = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**fields))
+    theirs.save_pretrained(tmp_path / "theirs")
+    model, _ = loaded(tmp_path / "theirs")
+    if not model.random_modules:
+        assert name == "XLNet"  # its logits are computed from the embeddings
+        return
+    with pytest.warns(UserWarning, match="no trained weights of .* not written"):
+        save(tmp_path / "ours", model, None)
+    again, _ = loaded(tmp_path / "ours")
+    assert again.random_modules == model.random_modules
+    assert torch.equal(hidden(again), hidden(model))
+    model.random_modules = ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(tmp_path / "trained", model, None)
+    assert not loaded(tmp_path / "trained")[0].random_modules

@@ -5,6 +5,7 @@ environment. Only their files are read, nothing of them is imported.
 """
 
 import json
+import random
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +21,7 @@ from kinfolk.batch import Inputs
 from kinfolk.hub import load_model
 from kinfolk.nn.task_heads import ModelWithHead
 from support.peers import near
+from support.runs import command
 
 pytestmark = pytest.mark.parity
 
@@ -160,6 +162,71 @@ def test_masks_are_filled_with_the_tokenizer_of_another_folder() -> None:
     model, tokenizer = kinfolk.load(models / "IgLM", tokenizer=models / "vocab.txt")
     text = kinfolk.generate(model, tokenizer, "E V Q L V E S", max_new_tokens=4, do_sample=False)
     assert str(text).split() == ["G", "G", "G", "L"]
+
+
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+REACTION = "CON()=.1c"
+# Model, tokenizer, characters of its texts, and a use of its LM head if it has one.
+PACKAGES: dict[str, tuple[str, str, str, tuple[Any, ...] | None]] = {
+    "iglm": (
+        "iglm/trained_models/IgLM-S",
+        "iglm/trained_models/vocab.txt",
+        AMINO_ACIDS,
+        ("generate", "E V Q L", "--max-new-tokens", 3, "--seed", 0),
+    ),
+    "sapiens": ("sapiens/models/v1/checkpoint_vh.pt", "", AMINO_ACIDS, ("fill", "E V [MASK] L")),
+    "rxnmapper": (
+        "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
+        "",
+        REACTION,
+        ("fill", "C C [MASK] O"),
+    ),
+    "rxnfp": (f"{BERT_FILES}/bert_ft", "", REACTION, None),
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_command_takes_a_model_of_a_package(
+    package: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, vocabulary, letters, use = PACKAGES[package]
+    model, kinfolk = file_of(package, path), command(monkeypatch, capsys)
+    tokenizer = ("--tokenizer", file_of(package, vocabulary)) if vocabulary else ()
+    draws = random.Random(0)
+    texts = [" ".join(draws.choices(letters, k=30)) for _ in range(40)]
+    notes, table, corpus = (tmp_path / name for name in ("notes.txt", "rows.tsv", "corpus"))
+    notes.write_text("\n\n".join(texts))
+    few = tmp_path / "few.txt"
+    few.write_text(texts[0])
+    rows = [f"{text}\t{'odd' if text.count(letters[0]) % 2 else 'even'}" for text in texts]
+    table.write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    run = ("--steps", 1, "--batch", 2, "--length", 32, "--device", "cpu")
+
+    def ok(name: str, *arguments: object) -> str:
+        said = kinfolk(name, *arguments)
+        assert said.code == 0, said.err
+        return said.out + said.err
+
+    told = ok("import", model, *tokenizer, "-o", tmp_path / "imported")
+    lacks_head = use is None
+    assert ("no trained weights of mlm_head" in told) == lacks_head
+    ok("prepare", notes, "--tokenizer", *(tokenizer[1:] or (model,)), "-o", corpus)
+    if use is None:
+        for folder in (model, tmp_path / "imported"):
+            said = kinfolk("fill", folder, "C C [MASK] O")
+            assert said.code == 2 and "no weights of mlm_head" in said.sentence
+    else:
+        name, prompt, *options = use
+        first = ok(name, model, prompt, *options, *tokenizer)
+        assert ok(name, tmp_path / "imported", prompt, *options) == first
+        ok("evaluate", model, "--text", few, *tokenizer)
+    ok("pretrain", model, "--corpus", corpus, *tokenizer, *run, "-o", tmp_path / "pretrained")
+    ok("finetune", model, "--train", table, *tokenizer, *run, "-o", tmp_path / "finetuned")
+    predicted = ok("predict", tmp_path / "finetuned", table)
+    assert predicted.count("\n") == len(texts) + 1
 
 
 def fairseq_roberta(file: Path, ids: Tensor) -> Tensor:

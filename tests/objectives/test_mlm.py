@@ -337,3 +337,12 @@ def test_a_rate_that_is_no_share_is_refused(special_tokens: Any, rate: float) ->
         UserError, match=rf"objective.mask_rate={rate}: it must be above 0 and less than 1"
     ):
         mlm(special_tokens, mask_rate=rate)
+
+
+def test_the_unknown_token_is_never_masked(special_tokens: Any) -> None:
+    """A deviation of docs/weights.md: BERT's code masks it like any word."""
+    ids = np.array([special_tokens.unk, *range(20, 29)])
+    for seed in range(50):
+        rng = generator(seed, Stream.ORDER)
+        masked = mask_tokens(ids, 0.9, special_tokens, np.arange(20, 30), rng)
+        assert masked.input_ids[0] == special_tokens.unk and masked.labels[0] == IGNORE_INDEX

@@ -157,7 +157,7 @@ def test_wrong_settings_are_refused() -> None:
         formulation.fit(rows("tag"), tokenizer(), balanced=True)
     with pytest.raises(UserError, match="predicts no tokens"):
         model.check_lm_head()
-    with pytest.raises(UserError, match="unknown type 'bilstm_tager'"):
+    with pytest.raises(UserError, match="does not apply to tag tasks: did you mean bilstm_tagger"):
         replace(formulation, task_network="bilstm_tager").model_config(model.config.backbone)
 
 

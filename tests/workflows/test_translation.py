@@ -115,13 +115,14 @@ def test_bleu_needs_a_model_that_reads_sources(runs: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_model_learns_to_translate_what_it_never_saw(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["transformer", "cove"])
+def test_a_small_model_learns_to_translate_what_it_never_saw(family: str, tmp_path: Path) -> None:
     known = sentences()
     train, dev = table(tmp_path / "train.tsv", known[:30]), table(tmp_path / "dev.tsv", known[30:])
     settings = ["steps=150", "batch_size=4", "warmup=20", "device=cpu", "eval_every=1000"]
     settings = [f"train.{one}" for one in (*settings, "lr=4e-3", "schedule=linear")]
     run, texts = tmp_path / "run", ParallelData(train=train, dev=dev, vocab_size=400)
-    prepare_translation_run("transformer/nano", texts, run, length=48, settings=settings)
+    prepare_translation_run(f"{family}/nano", texts, run, length=48, settings=settings)
     assert not (run / "checkpoints").exists()
     pretrain.resume(run)
     found = score(run)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import typer
 
-from kinfolk.cli.app import MODEL, MODELS, NEW_FOLDER, TOKENIZER, command
+from kinfolk.cli.app import MODEL, MODELS, NEW_FOLDER, TOKENIZER, command, option
+from kinfolk.cli.options import UsageError
 from kinfolk.cli.output import print_line
 from kinfolk.workflows.folders import (
     check_model_folder,
@@ -46,17 +47,22 @@ def import_(
     ),
     out: Path = NEW_FOLDER,
     tokenizer: Path | None = TOKENIZER,
+    vectors: Path | None = option("FILE", "Word vectors of an encoder without its own (CoVe)."),
 ) -> None:
-    """Read a Hugging Face folder, check every weight, and write it as kinfolk does."""
+    """Read a Hugging Face folder, check every weight, and write it as kinfolk does.
+
+    The published encoder of CoVe has no vocabulary: pass its word vectors and a tokenizer of words.
+    """
     check_model_folder(folder)
     check_new_folder(out)
-    from kinfolk.workflows.load import load, save
+    from kinfolk.workflows.load import load, load_with_vectors, save
 
-    network, loaded = load(folder, tokenizer)
+    if vectors is None:
+        network, loaded = load(folder, tokenizer)
+    elif tokenizer is None:
+        raise UsageError("--vectors FILE needs --tokenizer PATH, whose words have vectors")
+    else:
+        network, loaded, message = load_with_vectors(folder, tokenizer, vectors)
+        print_line(message)
     save(network, loaded, out)
-    if network.random_modules:
-        modules = ", ".join(network.random_modules)
-        print_line(
-            f"{folder} has no weights of {modules}: they are random and must be trained first"
-        )
     print_line(f'imported to {out}; load with kinfolk.load("{out}")')

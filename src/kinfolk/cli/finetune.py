@@ -153,7 +153,9 @@ class TaskOptions:
     pattern: str | None = option("TEXT", "cloze: '{text} It was {answer}.'")
     verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
     null_score_diff_threshold: float | None = NULL_THRESHOLD
-    task_network: str | None = option("NAME", "features: bilstm_tagger or bilstm_classifier.")
+    task_network: str | None = option(
+        "NAME", "features: bilstm_tagger, bilstm_classifier, bcn or reader."
+    )
     vectors: Path | None = option(
         "FILE", "features, cross_view: Word vectors (GloVe, word2vec) of the words."
     )

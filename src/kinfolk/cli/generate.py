@@ -284,7 +284,7 @@ def fill(
     spans = network.decoding in ("encoder-decoder", "infilling")
     if not spans and (method is not None or settings):
         raise UserError(
-            "--method and --max-new-tokens do not apply to encoder models, which predict one token "
+            "options of generation do not apply to encoder models, which predict one token "
             "per mask: use --candidates"
         )
     network = to_inference(network, device=device, precision=precision)

@@ -6,7 +6,7 @@ attentional state of the step before (input feeding). What the trained encoder r
 words of another task is CoVe; classifiers and readers get [word vector; CoVe] of every word.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,9 @@ class CoVeConfig(ModelConfig):
     freeze_embeddings: bool = field(
         default=False, help="do not train the word vectors of the encoder"
     )
+    encoder_only: bool = field(
+        default=False, help="no decoder, as the published weights: it gives features, no words"
+    )
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = field(
         default=0.2, ge=0, lt=1, help="dropout rate of the inputs and outputs of layers"
@@ -63,6 +66,11 @@ class CoVeConfig(ModelConfig):
                 f"model.hidden_size={self.hidden_size} must be even: each direction of the encoder "
                 "has half of it"
             )
+
+    @property
+    def features_only(self) -> "CoVeConfig":
+        """The config of the encoder."""
+        return replace(self, encoder_only=True)
 
 
 class MTLSTM(nn.Module):
@@ -185,18 +193,37 @@ class CoVe(EncoderDecoder):
         self.config = c
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.embedding_size)
         self.encoder = MTLSTM(c)
-        self.target_embeddings = TokenEmbedding(c.vocab_size, c.embedding_size)
-        self.decoder = AttentionDecoder(c)
-        self.lm_head = TokenEmbedding(c.vocab_size, c.hidden_size)
-        self.lm_bias = nn.Parameter(torch.zeros(c.vocab_size))
-        init_weights_(self, std=0.1)
-        open_forget_gates_(self)
+        if not c.encoder_only:
+            self.target_embeddings = TokenEmbedding(c.vocab_size, c.embedding_size)
+            self.decoder = AttentionDecoder(c)
+            self.lm_head = TokenEmbedding(c.vocab_size, c.hidden_size)
+            self.lm_bias = nn.Parameter(torch.zeros(c.vocab_size))
+        self.init_weights()
         self.token_embeddings.weight.requires_grad_(not c.freeze_embeddings)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the weights; the paper does not say how."""
+        scale = self.config.hidden_size**-0.5
+        init_weights_(self, std=scale, embedding_std=1.0)
+        if not self.config.encoder_only:
+            # Attentional states are small at first: larger weights of the output learn sooner.
+            self.lm_head.weight.mul_(3 * scale)
+        open_forget_gates_(self)
 
     @property
     def decoder_embeddings(self) -> nn.Module:
         """The embeddings that the decoder reads."""
         return self.target_embeddings
+
+    @property
+    def num_feature_layers(self) -> int:
+        """One: CoVe is the output of the last layer of the encoder."""
+        return 1
+
+    def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return CoVe of each token: (batch, length, hidden_size)."""
+        return [self.encode(inputs)]
 
     def encode(self, encoder_inputs: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, hidden_size)."""
@@ -211,6 +238,7 @@ class CoVe(EncoderDecoder):
             return self.encoder(embedded, texts.batch_sizes)
 
     def forward(self, inputs: Inputs) -> Output:
+        self.check_lm_head()
         texts = PackedTexts.of(inputs.attention_mask.document_ids)
         embedded = texts.flatten(self.target_embeddings(inputs.input_ids))
         with full_precision(embedded):
@@ -258,6 +286,14 @@ class CoVe(EncoderDecoder):
         source = self.decoder.source(hidden, visible.to(hidden.device)).select(own)
         return source, torch.cat([states[own], states.new_zeros(len(own), 1, states.shape[2])], 1)
 
+    def check_lm_head(self) -> None:
+        """Raise UserError if the network has no decoder."""
+        if self.config.encoder_only:
+            raise UserError(
+                "the model is an encoder without a decoder (model.encoder_only), which predicts no "
+                "words: fine-tune it on a task, which reads its features"
+            )
+
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token, computed on demand."""
         return self.lm_head.lm_logits(hidden, self.lm_bias)
@@ -299,4 +335,5 @@ FAMILY = Family(
     # Deviation: AdamW; the paper has SGD with a rate of 1, halved when the perplexity grows.
     paper_training={"mt-lstm": TrainConfig(lr=1e-3, warmup=500, weight_decay=0.0)},
     template="t5",
+    formulation="features",
 )

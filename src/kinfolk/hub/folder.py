@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
+from kinfolk.families.mapping import ParameterMap
 from kinfolk.files import CHECKSUMS, TRAINING_STATE, checksum_fault
 from kinfolk.hub.arpa import is_arpa, read_arpa
 from kinfolk.hub.detect import detect_family
@@ -48,14 +50,18 @@ def save(
     """Write a model folder, which transformers can load if it has the family.
 
     `length` is the longest text in tokens; None is the network's `max_length`. `frame` is the
-    template of special tokens around a text; None is that of the family.
+    template of special tokens around a text; None is that of the family. Modules that the folder
+    of the network lacked are left out: another folder must not have random weights.
     """
     c = model.config
     family, format = family_of(c), format_of(c)
     _check_vocab(tokenizer, c.vocab_size, folder)
     special_tokens = tokenizer.special_tokens if tokenizer is not None else None
     state: dict[str, Tensor] = model.state_dict()
-    tensors = format.parameters(c).to_hf(state)
+    parameters = format.parameters(c)
+    names = [name for rule in parameters.rules for name in rule.hf_names]
+    left_out = _random_weights(model, parameters)
+    tensors = {n: t for n, t in parameters.to_hf(state).items() if n not in left_out}
     if model.weights_file is None:
         # Copies: parts of one tensor share memory, which safetensors does not allow.
         tensors = {n: tensor.to("cpu", copy=True).contiguous() for n, tensor in tensors.items()}
@@ -66,6 +72,9 @@ def save(
         weights = {
             n.rpartition("/")[2]: t for n, t in tensors.items() if n.rpartition("/")[0] == subfolder
         }
+        own = [n for n in names if n.startswith(f"{subfolder}/")]
+        if own and left_out.issuperset(own):  # the rest are copies of shared weights
+            continue
         _write_folder(
             folder / subfolder,
             {"model_type": format.model_type, "dtype": dtype} | data,
@@ -76,6 +85,24 @@ def save(
             tokenizer.save(
                 folder / subfolder, template=frame or family.template, length=length or c.max_length
             )
+
+
+def _random_weights(model: LanguageModel, parameters: ParameterMap) -> set[str]:
+    """Return the names of weights that a folder lacked, and warn that they are left out."""
+    if not model.random_modules:
+        return set()
+    modules = ", ".join(model.random_modules)
+    warnings.warn(
+        f"the model has no trained weights of {modules}: they are not written (after training "
+        "them yourself, set model.random_modules = () before saving)",
+        stacklevel=3,
+    )
+    return {
+        name
+        for rule in parameters.rules
+        if rule.name.partition(".")[0] in model.random_modules
+        for name in rule.hf_names
+    }
 
 
 def format_of(c: ModelConfig) -> Format:

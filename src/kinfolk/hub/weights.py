@@ -17,7 +17,6 @@ from kinfolk.config import describe
 from kinfolk.errors import UserError
 
 SAFETENSORS = "model.safetensors"
-CHARACTER_TABLE = torch.int16  # the type of tables of characters, and of no buffer of transformers
 # Weight files in order of preference; each may be split into shards, which FILE.index.json lists.
 WEIGHT_FILES = (SAFETENSORS, "pytorch_model.bin")
 
@@ -39,7 +38,7 @@ def read_weights(folder: Path, *, integers: bool = False) -> dict[str, Tensor]:
 
 
 def read_tensors(file: Path, *, integers: bool = False) -> dict[str, Tensor]:
-    """Read one file of named tensors; those of other types are left out by default."""
+    """Read one file of named tensors; integer and boolean ones are left out by default."""
     if file.suffix == ".safetensors":
         try:
             values: Any = load_file(file)
@@ -55,16 +54,12 @@ def read_tensors(file: Path, *, integers: bool = False) -> dict[str, Tensor]:
 def floating_point(
     values: dict[str, Any], file: Path, *, integers: bool = False
 ) -> dict[str, Tensor]:
-    """Return the floating-point tensors and the characters of tokens.
-
-    What is not a tensor, NaN and infinity are refused.
-    """
+    """Return the floating-point tensors; refuse what is not a tensor, and NaN or infinity."""
     tensors: dict[str, Tensor] = {}
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise UserError(f"{file}: {name!r} is not a tensor: save the model's state_dict")
-        kept = value.is_floating_point() or value.dtype == CHARACTER_TABLE
-        if kept or (integers and not value.is_complex()):
+        if value.is_floating_point() or (integers and not value.is_complex()):
             tensors[name] = value
         elif value.is_complex():
             raise UserError(f"{file}: {name} is {value.dtype}, not a floating-point tensor")

@@ -47,17 +47,18 @@ class CRF(nn.Module):
 
     def score(self, emissions: Tensor, tags: Tensor, texts: PackedTexts) -> Tensor:
         """Return the score of the tags of each text: (texts,)."""
-        total = emissions.gather(1, tags[:, None])[:, 0]
-        before: Tensor | None = None
-        count = int(texts.batch_sizes[0])
-        scores, last = total.new_zeros(count), tags.new_zeros(count)
-        for step in steps(texts):
-            now, size = tags[step], step.stop - step.start
-            change = self.first[now] if before is None else self.transitions[before[:size], now]
-            scores = torch.cat([scores[:size] + total[step] + change, scores[size:]])
-            last = torch.cat([now, last[size:]])
-            before = now
-        return scores + self.last[last]
+        sizes, words = texts.batch_sizes, torch.arange(len(tags))
+        first = int(sizes[0])
+        # A word of a step follows the word of its text in the step before, whose size is between.
+        before = words[first:] - torch.repeat_interleave(sizes[:-1], sizes[1:])
+        changes = torch.cat(
+            [self.first[tags[:first]], self.transitions[tags[before.to(tags.device)], tags[first:]]]
+        )
+        of_words = emissions.gather(1, tags[:, None])[:, 0] + changes
+        scores = of_words.new_zeros(first).index_add(0, texts.text_ids, of_words)
+        last = torch.zeros_like(texts.text_ids[:first])
+        last = last.scatter_reduce(0, texts.text_ids, words.to(last), "amax")
+        return scores + self.last[tags[last]]
 
     def log_partition(self, emissions: Tensor, texts: PackedTexts) -> Tensor:
         """Return the log of the summed exp(score) over all sequences of tags: (texts,)."""

@@ -31,7 +31,7 @@ class TokenEmbedding(nn.Embedding):
 
     @torch.no_grad()
     def set_rows(self, ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
-        """Set the embeddings of some tokens; the others keep theirs."""
+        """Set the vectors of some tokens, such as those of a file of word vectors."""
         self.weight[torch.from_numpy(ids)] = torch.from_numpy(values)
 
     def lm_logits(self, hidden: Tensor, bias: Tensor | None = None) -> "LinearLogits":

@@ -117,6 +117,11 @@ class ModelConfig:
         return self
 
     @property
+    def features_only(self) -> "ModelConfig":
+        """The config of the part that gives features to a task network; by default all of it."""
+        return self
+
+    @property
     def family_name(self) -> str:
         """The name of its family: the registered name of the pretrained network's config."""
         return type_name(self.pretrained)

@@ -72,13 +72,13 @@ def default_train_config(config: Any, *, raw: bool) -> TrainConfig:
     common = TrainConfig(
         batch_size=32, schedule="linear", min_lr_ratio=0.0, betas=(0.9, 0.999), eval_batches=64
     )
+    if isinstance(config, ModelWithFeaturesConfig) and not config.train_backbone:
+        return replace(common, lr=TASK_NETWORK_LR, weight_decay=0.01)
     if architecture == "encoder-decoder":
         # T5's pretraining uses 2e-2 (families/t5.py); a lower rate does not learn in a few hundred
         # steps which of all tokens occur in answers.
         lr = 2e-2 if raw else 5e-3
         return replace(common, optimizer="adamw_rms", lr=lr, weight_decay=0.0)
-    if isinstance(config, ModelWithFeaturesConfig) and not config.train_backbone:
-        return replace(common, lr=TASK_NETWORK_LR, weight_decay=0.01)
     # BERT's 4e-5 at hidden size 768 (appendix A.3); higher for narrower and raw networks.
     scale = 0.12 if raw else 0.03
     lr = 2e-3 if architecture == "recurrent" else min(2e-3, scale / backbone.hidden_size)

@@ -168,13 +168,18 @@ def find_model_folder(path: Path | str) -> Path:
 
 
 def load_tokenizer(path: Path | str) -> "Tokenizer":
-    """Load the tokenizer of a tokenizer folder or file, a run, a model folder or a corpus."""
+    """Load the tokenizer of a tokenizer folder or file, a run, a model folder or a corpus.
+
+    That of a checkpoint of another program lies beside it.
+    """
     from kinfolk.text.formats import find_vocabulary
     from kinfolk.text.tokenizer import Tokenizer
 
     path = Path(path)
     if not path.exists():
         path = download_model(path, UserError(f"{path} does not exist and holds no tokenizer.json"))
+    if is_checkpoint_file(path):
+        path = path.parent
     if not path.is_dir() or find_vocabulary(path) is not None:
         return Tokenizer.load(path)
     if (path / "corpus.json").is_file():

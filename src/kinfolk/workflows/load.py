@@ -1,6 +1,7 @@
 """Load models and tokenizers from runs, checkpoints and model folders."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kinfolk.generation.prompts import check_prompts
 from kinfolk.hub.arpa import write_arpa
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
+from kinfolk.text.vectors import read_vectors, vector_size
 from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
 
 
@@ -33,6 +35,31 @@ def load(
     if isinstance(tokenizer, Path | str):
         tokenizer = load_tokenizer(tokenizer)
     return hub.load(find_model_folder(path), tokenizer)
+
+
+def load_with_vectors(
+    path: Path | str, tokenizer: Path | str, vectors: Path | str
+) -> tuple[LanguageModel, Tokenizer, str]:
+    """Load an encoder that was published without its word vectors (CoVe), and those of a file.
+
+    The third value says how many words were found.
+    """
+    from kinfolk.families.cove import CoVe
+
+    words, published = load_tokenizer(tokenizer), hub.load_model(find_model_folder(path))
+    if not isinstance(published, CoVe) or not published.config.encoder_only:
+        raise UserError(f"--vectors does not apply to {path}, which has embeddings: remove it")
+    size = vector_size(vectors)
+    if size != published.config.embedding_size:
+        raise UserError(
+            f"{vectors} has vectors of {size} numbers, but {path} reads "
+            f"{published.config.embedding_size}: use the vectors that it was trained with"
+        )
+    model = CoVe(replace(published.config, vocab_size=words.vocab_size)).eval()
+    model.encoder.load_state_dict(published.encoder.state_dict())
+    found = read_vectors(vectors, words)
+    model.token_embeddings.set_rows(found.ids, found.values)
+    return model, words, f"{vectors}: {found.summary}"
 
 
 def save(model: LanguageModel, tokenizer: Tokenizer, out: Path | str) -> Path:

@@ -23,7 +23,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.text.vectors import WordVectors, read_vectors, vectors_fingerprint
+from kinfolk.text.vectors import read_vectors, vectors_fingerprint
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.workflows.baselines import score_mixture
@@ -113,7 +113,8 @@ class PretrainWorkload(Workload):
         hub.bind_tokenizer(model, self.tokenizer)
         if recipe.vectors and fresh:
             vectors = read_vectors(recipe.vectors, self.tokenizer)
-            fill_embeddings_(model, vectors)
+            table: Any = model.token_embeddings  # the others keep their random values
+            table.set_rows(vectors.ids, vectors.values)
             for callback in callbacks:
                 callback.on_message(f"{recipe.vectors}: {vectors.summary}")
         self.model = model.to(device)
@@ -259,12 +260,6 @@ def initial_model(recipe: Recipe) -> LanguageModel:
                 "settings that change its size"
             ) from None
     return model
-
-
-def fill_embeddings_(model: LanguageModel, vectors: WordVectors) -> None:
-    """Set the token embeddings of the words that have vectors; others keep their random values."""
-    table: Any = model.token_embeddings
-    table.set_rows(vectors.ids, vectors.values)
 
 
 def training_batches(

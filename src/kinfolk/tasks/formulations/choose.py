@@ -12,6 +12,7 @@ from kinfolk.nn.views import ModelWithViewsConfig
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import MentionRanking
 from kinfolk.tasks.formulations.cross_view import CrossView, CrossViewTags, CrossViewTexts
+from kinfolk.tasks.formulations.feature_reader import FeatureReader
 from kinfolk.tasks.formulations.features import FeatureClassifier, Features, FeatureTagger
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
@@ -30,6 +31,7 @@ ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     CausalHead,
     FeatureClassifier,
     FeatureTagger,
+    FeatureReader,
     TextToText,
     Cloze,
     Prompt,

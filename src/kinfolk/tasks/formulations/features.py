@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.batch import Batch, Loss
-from kinfolk.config import config, from_json
+from kinfolk.config import TYPE, config, did_you_mean, from_json
 from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.nn.task_networks import FeatureLayers, ModelWithFeaturesConfig, TextFeatures
@@ -47,20 +47,30 @@ class Features(VectorHead):
     causal: bool = False  # the pretrained network is a decoder
 
     name = "features"
+    task_networks: ClassVar[tuple[str, ...]]  # registered names, the default first
 
-    def default_task_network(self) -> dict[str, Any]:
-        """Return the default task network as JSON."""
-        raise NotImplementedError
+    @property
+    def network_fields(self) -> dict[str, Any]:
+        """The fields of the task network that follow from the task."""
+        return {}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the scores."""
+        return self.task.head_labels
 
     def model_config(self, backbone: Any, /) -> ModelWithFeaturesConfig:
         """Return the config of the pretrained network with a task network over it."""
-        network = self.default_task_network()
-        if self.task_network not in ("", network["type"]):
-            network = {"type": self.task_network}
+        network = self.task_network or self.task_networks[0]
+        if network not in self.task_networks:
+            raise UserError(
+                f"--task-network {network} does not apply to {self.task.kind} tasks: "
+                f"{did_you_mean(network, self.task_networks)}"
+            )
         return ModelWithFeaturesConfig(
-            backbone=backbone,
-            task_network=from_json(network, group="task_network"),
-            labels=self.task.head_labels,
+            backbone=backbone.features_only,
+            task_network=from_json({TYPE: network, **self.network_fields}, group="task_network"),
+            labels=self.labels,
             feature_layers=self.feature_layers,
             output_features=self.output_features,
             train_backbone=self.train_backbone,
@@ -80,6 +90,22 @@ class Features(VectorHead):
         model.set_word_vectors(vectors.ids, vectors.values)
         return [f"{self.vectors}: {vectors.summary}"]
 
+    def text_example(self, ids: Sequence[int], tokenizer: Tokenizer) -> Example:
+        """Return the example of a text that fits; of an empty one the first token is read."""
+        special_tokens = tokenizer.special_tokens
+        if self.frame:
+            templated = apply_template(self.frame, special_tokens, [ids])
+            return templated.example(templated.offsets[0] * bool(ids) + np.arange(len(ids) or 1))
+        start = causal_special_tokens(special_tokens)[0]
+        input_ids = np.array([start, *ids], np.int64)
+        order = np.arange(len(input_ids)) if self.causal else np.zeros_like(input_ids)
+        example = Example(
+            input_ids=input_ids,
+            order=order,
+            read_positions=np.arange(len(ids)) + 1 if ids else np.zeros(1, np.int64),
+        )
+        return with_end(example, special_tokens.require("eos"))
+
     def num_special_tokens(self, texts: int) -> int:
         """Return the number of special tokens: without a template, one around and between."""
         return num_special_tokens(self.frame, texts) + (self.frame is None)
@@ -91,10 +117,7 @@ class FeatureTagger(Features, TokenHead):
 
     outputs = ("tags",)
     distills = False
-
-    def default_task_network(self) -> dict[str, Any]:
-        """Return the BiLSTM with a CRF."""
-        return {"type": "bilstm_tagger"}
+    task_networks = ("bilstm_tagger",)
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Refuse class weights: a CRF scores whole sequences."""
@@ -156,30 +179,21 @@ class FeatureClassifier(Features, SequenceHead):
 
     outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number")
     needs_template = False
+    task_networks = ("bilstm_classifier", "bcn")
 
-    def default_task_network(self) -> dict[str, Any]:
-        """Return the BiLSTM, which knows whether it reads pairs."""
-        return {"type": "bilstm_classifier", "pair": self.task.is_pair}
+    @property
+    def network_fields(self) -> dict[str, Any]:
+        """Whether it reads pairs."""
+        return {"pair": self.task.is_pair}
 
     def encode_row(self, row: Any, tokenizer: Tokenizer) -> list[tuple[Example, int]]:
         """Return an example for each text, and how many tokens were truncated."""
         return [self.encode_texts([ids], tokenizer) for ids in encode_plain(tokenizer, row.texts)]
 
     def example(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Example:
-        """Return the example of a text that fits; of an empty one the first token is read."""
-        special_tokens, (ids,) = tokenizer.special_tokens, texts
-        if self.frame:
-            templated = apply_template(self.frame, special_tokens, texts)
-            return templated.example(templated.offsets[0] * bool(ids) + np.arange(len(ids) or 1))
-        start = causal_special_tokens(special_tokens)[0]
-        input_ids = np.array([start, *ids], np.int64)
-        order = np.arange(len(input_ids)) if self.causal else np.zeros_like(input_ids)
-        example = Example(
-            input_ids=input_ids,
-            order=order,
-            read_positions=np.arange(len(ids)) + 1 if ids else np.zeros(1, np.int64),
-        )
-        return with_end(example, special_tokens.require("eos"))
+        """Return the example of a text that fits."""
+        (ids,) = texts
+        return self.text_example(ids, tokenizer)
 
     def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
         """Return the scores of each instance: (instances, classes)."""

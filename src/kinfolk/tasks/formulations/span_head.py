@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config, field
@@ -42,7 +43,9 @@ MAX_ANSWER_LENGTH = 30  # tokens
 class SpanHead(Formulation):
     """A head with two logits per token."""
 
-    frame: TemplateName = field(default="bert", help="template of the special tokens")
+    frame: TemplateName | None = field(
+        default="bert", help="template of the special tokens; null for a decoder"
+    )
     stride: int = field(
         default=0, ge=0, le=2**24, help="tokens from window to window; 0 is half a window"
     )
@@ -97,6 +100,7 @@ class SpanHead(Formulation):
         tokenizer: Tokenizer,
     ) -> Instance:
         """Return the instance of a question and a window of its context."""
+        assert self.frame is not None, "it needs a template"
         sequence = apply_template(self.frame, tokenizer.special_tokens, (question, ids))
         positions = np.concatenate(
             [[sequence.cls_index], sequence.offsets[1] + np.arange(len(ids))]
@@ -116,7 +120,7 @@ class SpanHead(Formulation):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum the mean of -log p(start) and -log p(end)."""
-        targets, logits = batch.targets, logits_at(model, batch)
+        targets, logits = batch.targets, self.scores(model, batch)
         start, end = (
             segment_log_softmax(
                 logits[:, i], targets.instance_ids, len(targets.target)
@@ -127,7 +131,11 @@ class SpanHead(Formulation):
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each window: (1 + tokens, 2)."""
-        return split_by_instance(logits_at(model, batch), batch.targets.instance_ids)
+        return split_by_instance(self.scores(model, batch), batch.targets.instance_ids)
+
+    def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
+        """Return the scores of no answer and of each token, of all windows: (scored, 2)."""
+        return logits_at(model, batch)
 
     def decode(
         self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
