@@ -1,14 +1,21 @@
 """README and docs: commands run in the printed order, links, names and words are right."""
 
 import ast
+import pkgutil
 import re
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from typer import Exit
 from typer.core import TyperGroup
 
+from kinfolk.families import families
+from kinfolk.hub import importers
+from kinfolk.hub.weights import WEIGHT_FILES
+from kinfolk.tasks.formats.base import all_formats
+from kinfolk.text.formats import BPE_FILES, FAIRSEQ_FILE, MARIAN_FILE, MARIAN_TARGET_FILE
 from support.documents import (
     CHINESE,
     CODE,
@@ -33,6 +40,16 @@ PRIVATE = (
     r"pieces|lessons|ladder|rungs?|members?|learns? by|fresh|all chance|habits|wishes|sheets?|"
     r"solver|bend|holes?|lanes|mend(s|ed)?|births?|clock|presets?|raced?|races|readings|peers?"
 )
+
+
+# How the weights page names what modules of `hub.importers` read; others by their own name.
+IMPORTED = {
+    "deepspeed": r"mp_rank_00_model_states\.pt",
+    "fairseq": r"fairseq's `\.pt`: RoBERTa[\s\S]*fairseq's `\.pt`: Transformer",
+    "hdf5": r"\.hdf5",
+    "tensorflow": r"bert_model\.ckpt\.index[\s\S]*model\.ckpt-N\.index",
+    "transfo_xl": r"transfo-xl`, and the state dict of its authors",
+}
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +172,26 @@ def test_the_architecture_page_has_the_packages_and_their_imports() -> None:
     assert imports == {package: set(names) for package, names in ALLOWED.items()}
     tree = set(re.findall(r"^  (\w+)(?:/|\.py) ", text, re.MULTILINE)) - {"__init__"}
     assert tree == set(ALLOWED)
+
+
+def test_the_tasks_page_has_every_file_format() -> None:
+    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    table = text.partition("### What is read")[2].partition("\n`predict` and")[0]
+    rows = re.findall(r"^\| .* \| (.*?) \| `(\w+)` \|$", table, re.MULTILINE)
+    assert {name for _, name in rows} == {format.name for format in all_formats()}
+    known = {task for format in all_formats() for task in format.tasks}
+    assert {word for cell, _ in rows for word in re.findall(r"`(\w+)`", cell)} >= known
+
+
+def test_the_weights_page_has_every_model_type_head_and_importer() -> None:
+    text = (ROOT / "docs" / "weights.md").read_text(encoding="utf-8")
+    with_hf = [family.hf for family in families().values() if family.hf is not None]
+    for model_type in (*(hf.model_type for hf in with_hf), *importers.FOLDERS):
+        assert re.search(rf"`(model_type: )?{model_type}`", text), model_type
+    for hf in with_hf:
+        for head in hf.heads.values():
+            assert f"`{head.name[head.name.index('For') :]}`" in text, head.name
+    for name in (*WEIGHT_FILES, FAIRSEQ_FILE, MARIAN_FILE, MARIAN_TARGET_FILE, *chain(*BPE_FILES)):
+        assert name in text + (ROOT / "docs" / "text.md").read_text(encoding="utf-8"), name
+    for importer in pkgutil.iter_modules(importers.__path__):
+        assert re.search(IMPORTED.get(importer.name, f"`{importer.name}`"), text), importer.name
