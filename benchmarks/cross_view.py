@@ -102,7 +102,7 @@ def run(job: Job, options: argparse.Namespace) -> dict[str, Any]:
             lr=options.lr,
             seed=job.seed,
             device=options.device,
-            precision="float32",
+            precision=options.precision,
             workers=options.workers,
             settings=options.settings,
             options={"vectors": str(options.vectors) if options.vectors else None},
@@ -146,6 +146,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each a process")
     parser.add_argument("--workers", type=int, default=0, help="data processes of each run")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="float32", help="float32, bfloat16 or auto")
     parser.add_argument("--metric", default="f1")
     parser.add_argument(
         "--settings", nargs="*", default=[], help="such as model.backbone.dropout=0.3"
