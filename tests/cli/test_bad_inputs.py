@@ -408,7 +408,10 @@ MISTAKES = [
         "finetune cvt/nano --train {labels} --unlabelled {corpus} -o {new}",
         "{corpus} is a folder: give --unlabelled the text files themselves",
     ),
-    ("pretrain cvt/nano --corpus {corpus} -o {new}", "cvt has no pretraining: train it on"),
+    (
+        "pretrain cvt/nano --corpus {corpus} -o {new}",
+        "cvt has no pretraining objective: train it on",
+    ),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 2147483648", "--workers"),
     (
         "prepare {text} --tokenizer {tok} -o {new} --holdout nan",
