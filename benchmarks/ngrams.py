@@ -5,12 +5,14 @@ python benchmarks/ngrams.py --kenlm BIN --megabytes 10 300 --order 5 --out ngram
 BIN has KenLM's lmplz, build_binary and query. The text is drawn: phrases of words by Zipf's law,
 so that n-grams repeat as in real text. Both sides count the same text to the same sizes, and score
 the same held-out lines with the same perplexity. Times are those of the CPU (user and system), as
-other programs may run; memory is the largest resident set of the process.
+other programs may run; memory is the largest resident set of the process. With --kenlm-python, the
+folder of KenLM's Python module, its queries are measured too.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,18 @@ from kinfolk.hub.arpa import word_tokenizer
 
 VOCAB, PHRASES, LINE = 50_000, 400_000, 20
 LETTERS = "etaoinshrdlucmfw"
+PYTHON_QUERY = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import kenlm
+model, lines = kenlm.Model(sys.argv[2]), open(sys.argv[3]).read().splitlines()
+times = []
+for _ in range(3):
+    began = time.process_time()
+    sum(model.score(line) for line in lines)
+    times.append(time.process_time() - began)
+print(min(times))
+"""
 
 
 def words() -> list[str]:
@@ -72,13 +86,19 @@ def write_corpus(folder: Path, ids: np.ndarray, names: list[str]) -> None:
 
 def measured(command: list[Any], **streams: Any) -> tuple[float, float, float]:
     """Run a command on one core; return CPU seconds, wall seconds and the peak in MB."""
-    began = time.monotonic()
+    began, peak, done = time.monotonic(), 0, 0
     pinned = ["taskset", "-c", "0", *map(str, command)]
     process = subprocess.Popen(pinned, **streams, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
+    while not done:
+        # Not ru_maxrss, which a process inherits from the one that started it.
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+        if match := re.search(r"VmHWM:\s+(\d+) kB", status):
+            peak = int(match[1])
+        time.sleep(0.02)
+        done, code, used = os.wait4(process.pid, os.WNOHANG)
+    if code:
         raise SystemExit(f"{' '.join(pinned)} failed")
-    return used.ru_utime + used.ru_stime, time.monotonic() - began, used.ru_maxrss / 1024
+    return used.ru_utime + used.ru_stime, time.monotonic() - began, peak / 1024
 
 
 def count(corpus: Path, order: int, out: Path) -> None:
@@ -132,7 +152,9 @@ def query(binaries: Path, model: Path, text: Path) -> tuple[float, float]:
     return times[1] - times[0], value
 
 
-def compare(megabytes: int, order: int, binaries: Path | None, home: Path) -> dict[str, Any]:
+def compare(
+    megabytes: int, order: int, binaries: Path | None, module: Path | None, home: Path
+) -> dict[str, Any]:
     """Measure one size of text."""
     names = np.array(words())
     mean = float(np.mean([len(name) for name in names[draw(100_000, 1)]])) + 1
@@ -173,6 +195,11 @@ def compare(megabytes: int, order: int, binaries: Path | None, home: Path) -> di
         row |= {"kenlm_query_us": round(seconds * per_token, 3)}
         row |= {"kenlm_perplexity": round(perplexity, 3)}
         row |= {"query_ratio": round(row["query_us"] / row["kenlm_query_us"], 2)}
+        if module is not None:
+            scored = [sys.executable, "-c", PYTHON_QUERY, module, home / "x.binary", home / "held"]
+            seconds = float(subprocess.run(scored, check=True, capture_output=True).stdout)
+            row |= {"kenlm_python_us": round(seconds * per_token, 3)}
+            row |= {"python_ratio": round(row["query_us"] / row["kenlm_python_us"], 2)}
     return row
 
 
@@ -182,6 +209,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10])
     parser.add_argument("--order", type=int, default=5)
     parser.add_argument("--kenlm", type=Path, help="folder of lmplz, build_binary and query")
+    parser.add_argument("--kenlm-python", type=Path, help="folder of the module kenlm")
     parser.add_argument("--out", type=Path, help="file that gets a JSON line for each size")
     parser.add_argument("--count", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--at", type=Path, help=argparse.SUPPRESS)
@@ -191,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     for megabytes in options.megabytes:
         with tempfile.TemporaryDirectory(prefix="kinfolk-benchmark-") as home:
-            row = compare(megabytes, options.order, options.kenlm, Path(home))
+            row = compare(megabytes, options.order, options.kenlm, options.kenlm_python, Path(home))
         print(
             "\n".join(f"{name:20} {value}" for name, value in row.items()), end="\n\n", flush=True
         )

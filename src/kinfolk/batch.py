@@ -124,6 +124,15 @@ class Inputs(TensorTree):
             AttentionMask.bidirectional(source.document_ids),
         )
 
+    def select(self, tokens: slice) -> "Inputs":
+        """Return a part of each row, of one stream and without block masks."""
+        return Inputs(
+            input_ids=self.input_ids[:, tokens],
+            attention_mask=self.attention_mask.select(tokens),
+            position_ids=self.position_ids[:, tokens],
+            cache=self.cache,
+        )
+
     def append_to_cache(self) -> "Inputs":
         """Append the mask of these tokens to the cache and return the inputs of the model.
 
@@ -200,6 +209,7 @@ class Output:
     hidden: Tensor  # (batch, length, hidden_size); (batch, predictions, ...) of target_positions
     cache: KVCache | None = None
     memory: SegmentMemory | None = None  # for the next segment, if the inputs had one
+    undropped: Tensor | None = None  # the hidden states before dropout, where they are penalized
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,7 @@ TYPES: dict[str, dict[str, str]] = {
     "recipe": {
         "pretrain": "kinfolk.workflows.recipe",
         "finetune": "kinfolk.workflows.finetune_recipe",
+        "stages": "kinfolk.workflows.stages",
     },
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},
@@ -55,6 +56,7 @@ TYPES: dict[str, dict[str, str]] = {
         "bilm": "kinfolk.objectives.bilm",
         "blanks": "kinfolk.objectives.blank_infilling",
         "blanks_pll": "kinfolk.objectives.blank_infilling",
+        "bptt": "kinfolk.objectives.bptt",
         "clm": "kinfolk.objectives.clm",
         "full_sentences": "kinfolk.objectives.full_sentences",
         "mlm": "kinfolk.objectives.mlm",
@@ -75,6 +77,7 @@ TYPES: dict[str, dict[str, str]] = {
     "formulation": {
         "bare": "kinfolk.tasks.formulations.head",
         "cloze": "kinfolk.tasks.formulations.scoring",
+        "concat": "kinfolk.tasks.formulations.concat_head",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
         "cross_view_tags": "kinfolk.tasks.formulations.cross_view",
         "cross_view_texts": "kinfolk.tasks.formulations.cross_view",

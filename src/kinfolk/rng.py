@@ -22,6 +22,7 @@ class Stream(IntEnum):
     EXAMPLE = 1  # masking and all other randomness of one example in one epoch
     SUBSAMPLE = 2  # rows of a labelled file that are kept
     SPLIT = 3  # rows of a labelled file that are held out, or used as few-shot examples
+    SEGMENTS = 4  # lengths of rows that continue from batch to batch
 
 
 def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.random.Generator:
@@ -39,6 +40,9 @@ def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.r
         case Stream.SPLIT:
             assert epoch == index == 0
             counter = 1 << 30
+        case Stream.SEGMENTS:
+            assert 0 <= epoch < 1 << 29 and index == 0
+            counter = (1 << 31) + epoch
     return np.random.Generator(np.random.Philox(key=[seed, counter]))
 
 

@@ -100,6 +100,43 @@ MISTAKES = [
         "unknown device 'gpu'",
     ),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --device meta", "'meta'"),
+    (
+        "pretrain ngram model.order=0 --corpus {corpus} -o {new}",
+        "model.order=0: it must be at least 1",
+    ),
+    (
+        "pretrain ngram model.order=7 --corpus {corpus} -o {new}",
+        "model.order=7: it must be from 1 to 6",
+    ),
+    ("pretrain ngram/7 --corpus {corpus} -o {new}", "ngram has no size '7'"),
+    ("pretrain ngram/0 --corpus {corpus} -o {new}", "ngram has no size '0'"),
+    (
+        "pretrain ngram model.prune=1 --corpus {corpus} -o {new}",
+        "model.prune=1 must start with 0: single tokens are never pruned",
+    ),
+    (
+        "pretrain ngram model.prune=0,2,1 --corpus {corpus} -o {new}",
+        "model.prune=0,2,1 must not decrease",
+    ),
+    (
+        "pretrain ngram/2 model.prune=0,0,1 --corpus {corpus} -o {new}",
+        "model.prune=0,0,1 has 3 thresholds for 2 orders",
+    ),
+    (
+        "pretrain ngram --corpus {corpus} -o {new} --lr 1e-3",
+        "train.lr=0.001 does not apply to ngram, which counts one order a step",
+    ),
+    (
+        "pretrain ngram --corpus {corpus} -o {new} --steps 9",
+        "train.steps=9 does not apply to ngram",
+    ),
+    ("pretrain ngram --corpus {corpus} -o {new} --objective mlm", "ngram has no objective 'mlm'"),
+    ("evaluate {bad}/none.arpa --text {text}", "it is not an ARPA file"),
+    ("evaluate {bad}/cut.arpa --text {text}", "ends after 1 of 4"),
+    ("evaluate {bad}/word.arpa --text {text}", "line 4: 'much' is not a number"),
+    ("evaluate {bad}/last.arpa --text {text}", "is expected, not 'the end of the file'"),
+    ("import {bad}/last.arpa -o {new}", "is expected, not 'the end of the file'"),
+    ("export {gpt2} -o {tmp}/x.arpa", "is an ARPA file, which has n-gram models only"),
     ("pretrain gpt2/nano --corpus {tmp} -o {new}", "{tmp} is not a corpus"),
     ("pretrain gpt2/nano --corpus {text} -o {new}", "{text} is not a corpus"),
     ("pretrain gpt2/nano --corpus {corpus} -o {home}", "{home} already exists"),
@@ -120,6 +157,17 @@ MISTAKES = [
     ("pretrain --resume {gpt2} --steps 50", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} gpt2", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} --seed 0", "cannot be combined with other options"),
+    # ELMo.
+    ("evaluate {bad}/release --text {text}", "elmo_options.json has no weights beside it"),
+    ("evaluate {bad}/weights --text {text}", "elmo_weights.hdf5 has no options.json beside it"),
+    (
+        "pretrain elmo/nano --corpus {corpus} -o {new} model.hidden_size=65",
+        "model.hidden_size=65 must be even",
+    ),
+    (
+        "pretrain elmo/nano --corpus {corpus} -o {new} model.cutoffs=10 model.num_samples=10",
+        "use an adaptive or a sampled softmax, not both",
+    ),
     # Word vectors.
     ("pretrain gpt2 --corpus {corpus} -o {new} --vectors {tmp}/none", "{tmp}/none: no such file"),
     (
@@ -351,10 +399,18 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "table.tsv").write_text("id\ttext\n1\tone\n2\n")
     (folder / "open.csv").write_text('text\n"one\ntwo\n')
     (folder / "vectors.txt").write_text("the 1 2 3\n")
+    (folder / "none.arpa").write_text("a text\n")
+    arpa = "\\data\\\nngram 1=4\n\\1-grams:\n-1\t<unk>\n-1\ta\n-1\t<s>\n-1\t</s>\n"
+    (folder / "last.arpa").write_text(arpa)
+    (folder / "cut.arpa").write_text(arpa.replace("-1\ta\n", "\\2-grams:\n"))
+    (folder / "word.arpa").write_text(arpa.replace("-1\t<unk>", "much\t<unk>"))
     (folder / "far.txt").write_text("q\u0301q\u0301" + " 0.5" * 64 + "\n", encoding="utf-8")
     (folder / "cut.vec.gz").write_bytes(gzip.compress(b"the" + b" 1" * 64)[:-6])
     (folder / "ragged.txt").write_text("the" + " 1" * 64 + "\na" + " 1" * 63 + "\n")
     (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")
+    for name, file in (("release", "elmo_options.json"), ("weights", "elmo_weights.hdf5")):
+        (folder / name).mkdir()
+        (folder / name / file).write_text("{}", encoding="utf-8")
     (folder / "foreign").mkdir()
     (folder / "foreign" / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")
     return folder

@@ -328,6 +328,30 @@ MISTAKES = [
         "--null-score-diff-threshold does not apply to the formulation 'head' of classify tasks",
     ),
     (
+        "bert/nano --train {train} -o {new} --formulation features --vectors {tmp}/none",
+        "no such file",
+    ),
+    (
+        "bert/nano --train {train} -o {new} --formulation features --feature-layers none",
+        "feature_layers='none' leaves the word vectors alone: give some (--vectors FILE)",
+    ),
+    (
+        "bert/nano --train {train} -o {new} --formulation features --feature-layers top",
+        "feature_layers='top': it must be mixed, last or none",
+    ),
+    (
+        "bert/nano --train {train} -o {new} --formulation features --task-network lstm",
+        "unknown type 'lstm'",
+    ),
+    (
+        "bert/nano --train {train} -o {new} --output-features",
+        "--output-features does not apply to the formulation 'head'",
+    ),
+    (
+        "bilstm/nano --train {train} -o {new} --formulation features",
+        "bilstm does not support the formulation 'features' for classify tasks",
+    ),
+    (
         "bert/nano --train {train} -o {new} --pattern {{answer}}",
         "--pattern does not apply to the formulation 'head'",
     ),

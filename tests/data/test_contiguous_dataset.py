@@ -13,6 +13,7 @@ from kinfolk.data.chunks import (
     Chunk,
     ChunkIndex,
     InMemoryDocuments,
+    IntArray,
     Rng,
     TokenizedDocuments,
     split_documents,
@@ -33,6 +34,9 @@ class Echo:
 
     row_lengths = (LENGTH,)
     recurrent = True
+
+    def segment_lengths(self, total: int, rng: Rng) -> IntArray:
+        return np.full(-(-total // LENGTH), LENGTH)
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         return split_documents(documents, LENGTH)

@@ -291,6 +291,12 @@ def test_settings_of_gradients_are_refused(home: Home) -> None:
     assert chosen.train.steps == 5
 
 
+def test_counts_are_not_fine_tuned(run: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"the cat {n}", "label": str(n % 2)} for n in range(20)]
+    with pytest.raises(UserError, match=r"ngram models cannot be fine-tuned .*--num-fewshot N"):
+        kinfolk.finetune(run, rows, tmp_path / "tuned")
+
+
 def test_a_uniform_model_is_what_nothing_was_counted_in() -> None:
     model = NGramConfig(vocab_size=50, order=3).build()
     hidden = model(Inputs.from_ids(torch.tensor([[1, 2, 3]]), causal=True)).hidden

@@ -6,10 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from kinfolk.attention_mask import EMPTY_SLOT_ID, PADDING_ID, AttentionMask
 from kinfolk.batch import Inputs, KVCache, SegmentMemory
-from kinfolk.nn.recurrent import PackedTexts, Recurrence, WholeRows, empty_lstm_memory, texts_of
+from kinfolk.nn.recurrent import (
+    PackedTexts,
+    Recurrence,
+    WholeRows,
+    empty_lstm_memory,
+    lstm,
+    texts_of,
+)
 
 SIZE = 6
 PACKED = torch.tensor([[0, 0, 0, 1, 1, -1, -1], [4] * 7, [-1, -1, 7, 7, 7, 8, 8], [-1] * 7])
@@ -106,6 +114,32 @@ def test_a_document_continues_in_the_next_row_and_no_state_crosses_documents(
     ids[3] = torch.tensor([5, 5, 6, 6, 6, 6, 9])
     whole, _ = run(layers, x, inputs(ids))
     torch.testing.assert_close(streams(x, ids, cuts, layers), whole)
+
+
+def test_runs_of_whole_rows_equal_packed_texts() -> None:
+    """What CPUs run, and what accelerators run."""
+    layer, texts = nn.LSTM(SIZE, 5).double(), PackedTexts.of(PACKED)
+    draws = torch.Generator().manual_seed(2)
+    state = tuple(
+        torch.randn(1, texts.num_texts, 5, generator=draws, dtype=torch.double) for _ in range(2)
+    )
+    x = texts.flatten(vectors(4, 7)).requires_grad_()
+    ours = lstm(layer, x, (state[0], state[1]), texts.batch_sizes, 0.0)
+    packed, theirs = layer(PackedSequence(x, texts.batch_sizes), state)
+    for found, expected in zip(ours, (packed.data, *theirs), strict=True):
+        torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(part.square().sum(), x)[0] for part in (ours[0], packed.data)]
+    torch.testing.assert_close(*grads)
+
+
+def test_states_are_in_one_block_of_memory() -> None:
+    """cuDNN refuses others."""
+    layers = stack()
+    for ids in (PACKED, torch.zeros(4, 7, dtype=torch.long)):
+        given = replace(inputs(ids), memory=empty_lstm_memory(layers, 4))
+        recurrence = Recurrence(given, layers)
+        first = [recurrence.texts.first_states(part) for part in recurrence.initial]
+        assert len(first) == 4 and all(part.is_contiguous() for part in first)
 
 
 def test_an_empty_memory_is_no_document() -> None:

@@ -38,11 +38,12 @@ QUICKSTART = {
 # Of an option that is given twice, the last value counts.
 REDUCTIONS = (
     (r"^make quickstart$", "kinfolk quickstart -o runs/quickstart"),  # what the target runs
-    (r"^(kinfolk pretrain (?!--).*)$", r"\1 --steps 2 --batch 4"),
+    (r"^(kinfolk pretrain (?!--|ngram).*)$", r"\1 --steps 2 --batch 4"),
     (r"^(kinfolk finetune .*)$", r"\1 --epochs 1 --batch 8"),
     (r"/tiny\b", "/nano"),
     (r"--vocab-size \d+", "--vocab-size 420"),
     (r"wordpiece --vocab-size 420", "wordpiece --vocab-size 200"),
+    (r"whitespace --vocab-size 420", "whitespace --vocab-size 125"),
     (r"\b(unigram|char):\d+", r"\1:150"),
     (r"--holdout [\d.]+%", "--holdout 20%"),
     (r"--holdout 0\.\d+", "--holdout 0.2"),
@@ -224,6 +225,7 @@ def write_inputs(folder: Path) -> None:
     texts |= {"wikinews_en/train.jsonl.xz": "".join(rows), "sst2/train.tsv.gz": labelled(24)}
     texts |= {"sst2/dev.tsv": labelled(12), "sst2/test.tsv": labelled(12)}
     texts["sst2-2000.tsv"] = labelled(40)
+    texts |= {"ptb.train.txt": documents(40), "ptb.test.txt": documents(4)}
     compress: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.compress, ".gz": gzip.compress}
     for name, text in texts.items():
         path = folder / name

@@ -72,7 +72,7 @@ class Home:
     def recipe(self, member: str, *settings: str) -> Recipe:
         """Put a run of a few steps together, with dropout on."""
         config = ["model.dropout=0.1"]
-        config += ["model.attention_dropout=0.1"] if member != "t5" else []
+        config += ["model.attention_dropout=0.1"] if member not in ("t5", "elmo") else []
         train = ["steps=12", "save_every=4", "batch_size=4", "warmup=3", "lr=3e-3", "device=cpu"]
         train += ["eval_every=3", "eval_batches=2", "keep_checkpoints=3"]
         chosen = [*config, *(f"train.{setting}" for setting in train), *settings]

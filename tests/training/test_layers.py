@@ -101,6 +101,15 @@ def test_a_head_is_the_top_of_the_member_below_it(name: str) -> None:
     assert set(found.values()) == set(range(top + 1))
 
 
+def test_a_tied_output_layer_is_the_top_of_a_language_model() -> None:
+    body = config(families()["ulmfit"])
+    found = layer_index(body.build())
+    assert parts(found, 0) == set() and parts(found, DEPTH + 1) == {"", "token_embeddings"}
+    found = layer_index(headed(body))
+    assert parts(found, 0) == {"backbone.token_embeddings"}
+    assert all(part.startswith("head.") for part in parts(found, DEPTH + 1))
+
+
 def test_the_baseline_has_layers_too() -> None:
     found = layer_index(headed(BiLSTMConfig(vocab_size=99, hidden_size=16)))
     assert parts(found, 0) == {"backbone.token_embeddings"}

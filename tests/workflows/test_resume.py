@@ -127,7 +127,7 @@ def test_workers_may_change_from_one_day_to_the_next(
     same(run, runs["t5"], WEIGHTS)
 
 
-@pytest.mark.parametrize("member", ["bert", "t5"])
+@pytest.mark.parametrize("member", ["bert", "t5", "elmo"])  # whose states are carried
 def test_steps_in_parts_resume_exactly(member: str, home: Home, tmp_path: Path) -> None:
     whole = home.run(member, f"{member}-parts", "train.gradient_accumulation=2")
     run = tmp_path / "run"

@@ -79,6 +79,16 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: i
     ends_alike(whole, parts)
 
 
+def test_features_of_a_run_that_was_stopped_end_as_if_it_was_not(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("the 1 2\na 3 4\n", encoding="utf-8")
+    more = {"formulation": "features", "options": {"vectors": str(vectors)}, "epochs": 2}
+    settings = ("train.batch_size=8", "model.task_network.hidden_size=8")
+    whole = tune("bert/nano", found, tmp_path / "whole", *settings, **more)
+    ends_alike(whole, stopped(found, tmp_path / "parts", 6, *settings, **more))
+
+
 def test_what_was_said_of_a_run_holds_when_it_goes_on(tmp_path: Path) -> None:
     found = opinions(tmp_path, 64, 24)
     settings = ("train.batch_size=8", "train.warmup=3", "train.steps=16", "train.eval_every=4")

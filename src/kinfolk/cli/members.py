@@ -12,6 +12,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
+    from kinfolk.families.base import Family
     from kinfolk.nn.language_model import ModelConfig
 
 DIMENSIONS = {  # of a size, and the fields that hold them
@@ -19,6 +20,7 @@ DIMENSIONS = {  # of a size, and the fields that hold them
     "hidden size": "hidden_size",
     "heads": "num_heads",
     "max length": "max_length",
+    "order": "order",
 }
 NO_OBJECTIVES = "none (finetune)"  # its paper has no pretraining
 EARLIER = {"kind": "architecture", "can": "capabilities"}  # keys that programs read
@@ -77,16 +79,25 @@ def print_sizes(name: str, *, json: bool) -> None:
             ("family", f"{chosen.title} ({chosen.paper})"),
             ("architecture", chosen.architecture),
             ("objectives", ", ".join(chosen.objectives) or NO_OBJECTIVES),
-            ("supports", ", ".join(("finetune", "evaluate", *chosen.capabilities))),
+            ("supports", ", ".join(supported_uses(chosen))),
         ]
     )
-    sizes = table("size", *numbers("parameters", *DIMENSIONS))
+    known = {field for config in chosen.sizes.values() for field in vars(config)}
+    dimensions = {name: field for name, field in DIMENSIONS.items() if field in known}
+    sizes = table("size", *numbers("parameters", *dimensions))
     for size, config in chosen.sizes.items():
-        fields = vars(config)
-        values = [fields.get(field) for field in DIMENSIONS.values()]
+        values = [vars(config).get(field) for field in dimensions.values()]
         cells = ("-" if value is None else f"{value:,}" for value in values)
         sizes.add_row(size, f"{counts[size]:,}", *cells)
     print_table(sizes, "sizes")
+    if chosen.model.gradient_free is not None:
+        print("parameters: of single tokens; those of longer n-grams depend on the text")
+
+
+def supported_uses(family: "Family") -> tuple[str, ...]:
+    """Return the uses of a family."""
+    tuned = ("finetune",) if family.model.gradient_free is None else ()
+    return (*tuned, "evaluate", *family.capabilities)
 
 
 def parameter_count(config: "ModelConfig") -> int:

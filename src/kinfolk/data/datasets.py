@@ -178,6 +178,7 @@ class EpochLayout:
     order: IntArray  # of the documents
     ends: IntArray  # the position after the end of each, in that order
     streams: IntArray  # the start of each stream, and the end of the last
+    segments: IntArray  # the start of each row in its stream, and the end of the last
 
 
 class ContiguousDataset(Dataset[Batch[Any]]):
@@ -209,12 +210,15 @@ class ContiguousDataset(Dataset[Batch[Any]]):
         )
         (self.length,) = objective.row_lengths
         self._epoch: EpochLayout | None = None
-        longest = int(np.diff(self.epoch(0).streams).max())
-        self._num_batches = parts * -(-longest // self.length)
+        *_, streams = self.layout(0)
+        # Drawn once and permuted in every epoch, so that all epochs have as many batches.
+        self.segment_lengths: IntArray = objective.segment_lengths(
+            int(np.diff(streams).max()), generator(seed, Stream.SEGMENTS)
+        )
 
     def __len__(self) -> int:
         """Return the batches of one epoch; the last may end in padding."""
-        return self._num_batches
+        return self.parts * len(self.segment_lengths)
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
@@ -222,12 +226,16 @@ class ContiguousDataset(Dataset[Batch[Any]]):
         index, part = divmod(number, self.parts)
         epoch = self.epoch(epoch_number)
         streams = range(part * self.batch_size, (part + 1) * self.batch_size)
-        return self.objective.collate([self.row(epoch, stream, index) for stream in streams])
+        length = int(epoch.segments[index + 1] - epoch.segments[index])
+        objective = self.objective
+        if length != self.length:
+            objective = replace(objective, max_length=length)
+        return objective.collate([self.row(epoch, stream, index) for stream in streams])
 
     def row(self, epoch: EpochLayout, stream: int, index: int) -> list[Example]:
         """Return one row of a stream, empty where a stream has ended before others."""
-        start = int(epoch.streams[stream]) + index * self.length
-        stop = min(start + self.length, int(epoch.streams[stream + 1]))
+        first, last = int(epoch.streams[stream]), int(epoch.streams[stream + 1])
+        start, stop = (min(first + int(at), last) for at in epoch.segments[index : index + 2])
         examples = []
         while start < stop:
             nth = int(np.searchsorted(epoch.ends, start, side="right"))
@@ -245,17 +253,21 @@ class ContiguousDataset(Dataset[Batch[Any]]):
         return examples
 
     def epoch(self, number: int) -> EpochLayout:
-        """Return the order of documents and the streams of one epoch."""
+        """Return the order of documents, the streams and their rows in one epoch."""
         if self._epoch is None or self._epoch.number != number:
-            count = self.batch_size * self.parts
-            order = generator(self.seed, Stream.ORDER, number).permutation(len(self.sizes))
-            layout = (
-                split_evenly(self.sizes, order, count)
-                if self.shuffled
-                else assign_whole_documents(self.sizes, count)
-            )
-            self._epoch = EpochLayout(number, *layout)
+            rng = generator(self.seed, Stream.SEGMENTS, number + 1)
+            ends = np.cumsum(rng.permutation(self.segment_lengths))
+            segments = np.concatenate([[0], ends])
+            self._epoch = EpochLayout(number, *self.layout(number), segments)
         return self._epoch
+
+    def layout(self, epoch: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the order of documents, their ends, and the streams of one epoch."""
+        count = self.batch_size * self.parts
+        if not self.shuffled:
+            return assign_whole_documents(self.sizes, count)
+        order = generator(self.seed, Stream.ORDER, epoch).permutation(len(self.sizes))
+        return split_evenly(self.sizes, order, count)
 
 
 def split_evenly(

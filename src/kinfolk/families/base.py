@@ -14,7 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.families.mapping import ParameterMap, require
 from kinfolk.nn.language_model import MAX_VOCAB, LanguageModel, ModelConfig
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.config import TrainConfig
+from kinfolk.training.config import FineTuneConfig, TrainConfig
 
 Config = TypeVar("Config")
 SEQUENCE_SUMMARY = "sequence_summary.summary"  # transformers' pooling layer of ELECTRA and XLNet
@@ -231,6 +231,8 @@ class Family:
     objectives: Mapping[str, type[Any]] = field(default_factory=dict)
     training: TrainConfig = field(default_factory=TrainConfig)  # of the standard sizes
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
+    finetune_training: TrainConfig | None = None  # None: by architecture, size and pretraining
+    finetuning: FineTuneConfig = FineTuneConfig()  # of pretrained weights
     template: str | None = None  # special tokens that its tokenizer adds to a text
     task_template: str | None = None  # the same in fine-tuning, where the tokenizer adds none
     formulation: str | None = None  # of its tasks by default; None: that of its `decoding`
@@ -268,6 +270,7 @@ class Family:
         # A baseline or counts have no features to give, and some networks take no task head.
         featureless = not self.objectives or self.model.gradient_free is not None
         lacking = {"features": featureless, "head": self.model.pooling is None}
+        lacking["transformed"] = self.formulation == "concat"  # whose head reads more
         usual = tuple(name for name in usual if not lacking.get(name))
         preferred = self.formulation or usual[0]
         return preferred, *(name for name in usual if name != preferred)

@@ -65,7 +65,7 @@ class ELMoConfig(ModelConfig):
         default=(32, 32, 64, 128, 256, 512, 1024),
         ge=1,
         le=MAX_SIZE,
-        help="number of character filters of width 1, 2, 3 ...",
+        help="number of character filters of each width, from 1 character up",
     )
     num_highway: int = field(
         default=2, ge=0, le=MAX_LAYERS, help="number of highway layers over the filters"
@@ -315,15 +315,17 @@ PAPER_TRAINING = TrainConfig(
 SMALL_FILTERS = (32, 32, 64, 128)
 
 
-def standard_config(hidden_size: int) -> ELMoConfig:
-    """Return the config of a standard size.
+def standard_config(name: str) -> ELMoConfig:
+    """Return the config of a standard size; cells of `medium` are as wide as in the paper.
 
     Deviation: cells are 4 times as wide as the states of a direction, not 8 times, and not
     limited, so that the kernels of torch serve them; one pass over a text needs no dropout.
     """
+    hidden_size = STANDARD_SIZES[name].hidden_size
     return ELMoConfig(
+        vocab_size=50_000,
         hidden_size=hidden_size,
-        lstm_size=2 * hidden_size,
+        lstm_size=(4 if name == "medium" else 2) * hidden_size,
         filters=SMALL_FILTERS if hidden_size <= 256 else ORIGINAL.filters,
         num_highway=1 if hidden_size <= 256 else 2,
         cell_clip=None,
@@ -340,8 +342,7 @@ FAMILY = Family(
     year=2018,
     model=ELMo,
     # Two layers at every size, as in the paper.
-    sizes={name: standard_config(size.hidden_size) for name, size in STANDARD_SIZES.items()}
-    | PUBLISHED,
+    sizes={name: standard_config(name) for name in STANDARD_SIZES} | PUBLISHED,
     objectives={"bilm": BiLM},
     training=TrainConfig(lr=2e-3, warmup=100),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),

@@ -46,6 +46,13 @@ class NGramConfig(ModelConfig):
     )
 
     def __post_init__(self) -> None:
+        given = f"model.prune={','.join(map(str, self.prune))}"
+        if len(self.prune) > self.order:
+            raise UserError(f"{given} has {len(self.prune)} thresholds for {self.order} orders")
+        if list(self.prune) != sorted(self.prune):
+            raise UserError(f"{given} must not decrease from one order to the next")
+        if self.prune and self.prune[0]:
+            raise UserError(f"{given} must start with 0: single tokens are never pruned")
         if self.sizes and (self.sizes[0] != self.vocab_size or len(self.sizes) > self.order):
             raise UserError(
                 f"model.sizes={self.sizes} does not fit a vocabulary of {self.vocab_size} and "

@@ -172,13 +172,7 @@ class TransformerXL(LanguageModel):
         for start in range(0, length, size):
             part = slice(start, start + size)
             stop = keys - length + min(start + size, length)
-            yield replace(
-                inputs,
-                input_ids=inputs.input_ids[:, part],
-                position_ids=inputs.position_ids[:, part],
-                attention_mask=inputs.attention_mask.select(part),
-                key_mask=inputs.key_mask.select(slice(stop)),
-            )
+            yield replace(inputs.select(part), key_mask=inputs.key_mask.select(slice(stop)))
 
     def relative_context(self, inputs: Inputs) -> RelativeContext:
         """Return the attention backend and the distances to the memory and the segment."""

@@ -23,7 +23,6 @@ from kinfolk.data.ngram_counts import (
     gather,
     occurrences,
 )
-from kinfolk.errors import UserError
 
 Reals: TypeAlias = npt.NDArray[np.float64]
 FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts where there is too little text to estimate them
@@ -45,9 +44,10 @@ def estimate(counter: NGramCounter, order: int, prune: Sequence[int] = ()) -> li
     """Estimate a model from counts; return its orders, single tokens first.
 
     `prune` has a threshold for each order, and the last one serves all orders above: n-grams that
-    occur at most as often are left out, as by KenLM's `--prune`.
+    occur at most as often are left out, as by KenLM's `--prune`. The first is 0, and none is less
+    than the one before, so that no context of an n-gram that is kept is left out.
     """
-    thresholds = prune_thresholds(prune, order)
+    thresholds = [*prune, *[prune[-1] if prune else 0] * (order - len(prune))]
     orders = [counter.count(size) for size in range(1, order + 1)]
     first = (counter.bos, counter.bos + 1)  # n-grams that begin with bos: a range of every order
     probs = _unigrams(counter, orders)
@@ -59,18 +59,6 @@ def estimate(counter: NGramCounter, order: int, prune: Sequence[int] = ()) -> li
             counts, below, adjusted, probs, counter.vocab_size, thresholds[counts.order - 1]
         )
     return _kept(orders, thresholds, counter.vocab_size)
-
-
-def prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
-    """Return a threshold for each order; refuse what KenLM refuses."""
-    given = ", ".join(map(str, prune))
-    if len(prune) > order:
-        raise UserError(f"model.prune={given} has {len(prune)} thresholds for {order} orders")
-    if list(prune) != sorted(prune):
-        raise UserError(f"model.prune={given} must not decrease from one order to the next")
-    if prune and prune[0]:
-        raise UserError(f"model.prune={given} must start with 0: single tokens are never pruned")
-    return [*prune, *[prune[-1] if prune else 0] * (order - len(prune))]
 
 
 def discounts(counts_of_counts: IntArray) -> Reals:

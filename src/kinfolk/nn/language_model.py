@@ -28,8 +28,10 @@ Decoding = Literal["causal", "encoder-decoder", "infilling", "two-stream"]
 class Pooling:
     """How hidden states become one vector of a text."""
 
-    token: Literal["first", "last", "mean"] = field(
-        default="first", help="token whose hidden state is read, or the mean of all tokens"
+    token: Literal["first", "last", "mean", "concat"] = field(
+        default="first",
+        help="token whose hidden state is read, the mean of all tokens, or the last hidden state, "
+        "the maximum and the mean side by side (concat)",
     )
     activation: Literal["tanh", "gelu"] | None = field(
         default=None, help="activation after a new dense layer; None has no such layer"
@@ -196,6 +198,7 @@ class LanguageModel(nn.Module):
     random_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
+    top_modules: tuple[str, ...] = ()  # of the top layer besides a head: a tied output layer
     # The file that the weights are mapped from, where it is copied to save the network.
     weights_file: Path | None = None
 

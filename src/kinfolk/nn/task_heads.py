@@ -19,6 +19,7 @@ from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, netwo
 # options; pairs of spans (coreference).
 Head = Literal["text", "tokens", "span", "choice", "coref"]
 FIXED_LABELS = {"span": ("start", "end"), "choice": ("score",), "coref": ("score",)}
+CONCAT_POOLING_SIZE = 50  # of the layer before the scores: that of the released code
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
 
 
@@ -136,6 +137,50 @@ class ClassificationHead(nn.Module):
         return self.out_proj(self.dropout(x))
 
 
+class BatchNorm(nn.Module):
+    """Batch normalization; a single vector is normalized by the running statistics."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.register_buffer("running_mean", torch.zeros(size))
+        self.register_buffer("running_var", torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        training = self.training and len(x) > 1
+        statistics = self.running_mean, self.running_var
+        return F.batch_norm(x, *statistics, self.weight, self.bias, training)
+
+
+class ConcatPoolingHead(nn.Module):
+    """Two linear layers, each after batch norm and dropout (Howard and Ruder 2018, section 3.3)."""
+
+    def __init__(self, c: ModelWithHeadConfig) -> None:
+        super().__init__()
+        # The last hidden state, the maximum and the mean of all.
+        self.norm = BatchNorm(3 * c.hidden_size)
+        self.dense = nn.Linear(3 * c.hidden_size, CONCAT_POOLING_SIZE)
+        self.dense_norm = BatchNorm(CONCAT_POOLING_SIZE)
+        self.out_proj = nn.Linear(CONCAT_POOLING_SIZE, len(c.labels))
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.dense(self.dropout(self.norm(x))))
+        return self.out_proj(self.dropout(self.dense_norm(x)))
+
+
+def task_head(c: ModelWithHeadConfig) -> nn.Module:
+    """Return the head that a config describes."""
+    if c.head == "coref":
+        return CoreferenceHead(c.hidden_size, c.dropout)
+    if c.pools_text and c.pooling.token == "concat":
+        return ConcatPoolingHead(c)
+    return ClassificationHead(c)
+
+
 class TaskModel(LanguageModel):
     """Base of networks for tasks: a pretrained network without its unused modules."""
 
@@ -192,11 +237,7 @@ class ModelWithHead(TaskModel):
 
     def __init__(self, c: ModelWithHeadConfig) -> None:
         super().__init__(c)
-        self.head = (
-            CoreferenceHead(c.hidden_size, c.dropout)
-            if c.head == "coref"
-            else ClassificationHead(c)
-        )
+        self.head = task_head(c)
 
     def reset_pooling(self) -> None:
         """Let the token that an encoder's head over a text reads start as the mean of all tokens.

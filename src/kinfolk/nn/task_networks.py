@@ -94,10 +94,12 @@ class BiLSTMLayers(nn.Module):
 
     def forward(self, x: Tensor, texts: TextFeatures) -> Tensor:
         """Return the hidden states in the order of the features: (tokens, 2 * hidden_size)."""
-        x = x[texts.packed.positions]
-        for layer in self.layers:
-            x = layer(PackedSequence(self.dropout(x), texts.packed.batch_sizes))[0].data
-        return texts.unpack(x)
+        # cuDNN's half precision under autocast is float16, in which small gradients are lost.
+        with torch.autocast(x.device.type, enabled=False):
+            x = x[texts.packed.positions].to(next(self.parameters()).dtype)
+            for layer in self.layers:
+                x = layer(PackedSequence(self.dropout(x), texts.packed.batch_sizes))[0].data
+            return texts.unpack(x)
 
 
 def lstm_size(default: int) -> Any:

@@ -1,7 +1,8 @@
-"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5, XLNet, GLM and Marian."""
+"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5, XLNet, GLM, Marian, ULMFiT."""
 
 import json
 import math
+import pickle
 import re
 import sys
 import unicodedata
@@ -176,6 +177,7 @@ BPE_FILES = (
 )
 
 FAIRSEQ_FILE = "dict.txt"  # a token and its count on each line
+FASTAI_SUFFIX = ".pkl"  # itos.pkl: the list of the tokens
 MARIAN_FILE = "source.spm"  # SentencePiece; vocab.json beside it has the ids of both languages
 MARIAN_TARGET_FILE = "target.spm"
 TARGET_FOLDER = "target_tokenizer"  # in folders of ours
@@ -187,6 +189,9 @@ T5 = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
 ROBERTA = {**T5, "bos": "<s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 GLM_MASKS = ("[sMASK]", "[gMASK]")  # of a sentence, and of the rest of a text
 GLM_ENDS = {"bos": "<|startofpiece|>", "eos": "<|endofpiece|>"}  # around a generated span
+# Of fastai's versions 1 and 2; 0.7 has others for three of them.
+FASTAI = {"unk": "xxunk", "pad": "xxpad", "bos": "xxbos", "eos": "xxeos"}
+FASTAI_07 = {"unk": "_unk_", "pad": "_pad_", "bos": "xbos"}
 XLNET = {**T5, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
 
 
@@ -211,6 +216,8 @@ def load_backend(path: Path) -> LoadedTokenizer:
         loaded = _load_bpe(*pair, settings)
     elif file.name == FAIRSEQ_FILE:
         loaded = _fairseq(file)
+    elif file.suffix == FASTAI_SUFFIX:
+        loaded = _fastai(file)
     else:
         loaded = _wordpiece(file, settings)
     add_extra_tokens(loaded.backend, folder / "added_tokens.json", settings)
@@ -223,8 +230,10 @@ def find_vocabulary(folder: Path) -> Path | None:
     names = ["tokenizer.json", MARIAN_FILE, *bpe, "vocab.txt", FAIRSEQ_FILE]
     if (found := next((n for n in names if (folder / n).is_file()), None)) is not None:
         return folder / found
-    sentencepiece_models = sorted(folder.glob("*.model"))
-    return sentencepiece_models[0] if len(sentencepiece_models) == 1 else None
+    for pattern in ("*.model", f"*{FASTAI_SUFFIX}"):
+        if len(files := sorted(folder.glob(pattern))) == 1:
+            return files[0]
+    return None
 
 
 def _vocabulary_file(path: Path) -> Path:
@@ -357,6 +366,37 @@ def _fairseq(file: Path) -> LoadedTokenizer:
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return with_special_tokens(backend, ROBERTA, "roberta", mask_lstrip=True)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Read lists, texts and numbers; refuse everything that could run code."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Refuse every class and function."""
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _fastai(file: Path) -> LoadedTokenizer:
+    """Build the tokenizer of fastai's list of tokens: a text is tokens with spaces between them."""
+    try:
+        with file.open("rb") as stream:
+            names = _PlainUnpickler(stream).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, LookupError, AttributeError) as error:
+        raise UserError(
+            f"{file} is not a plain list of tokens ({error}): write the vocabulary as a list of str"
+        ) from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{file} must hold a list of tokens, as itos.pkl of fastai does")
+    # fastai fills up to a multiple of 8 with one name for all.
+    vocab: dict[str, int] = {}
+    for id, name in enumerate(names):
+        vocab[name if name not in vocab else f"{name}{id}"] = id
+    roles = FASTAI if FASTAI["unk"] in vocab else FASTAI_07
+    if roles["unk"] not in vocab:
+        raise UserError(f"{file} has no {FASTAI['unk']}: a vocabulary of fastai has it")
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=roles["unk"]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return with_special_tokens(backend, roles, None)
 
 
 def _looks_uncased(vocab: Mapping[str, int]) -> bool:

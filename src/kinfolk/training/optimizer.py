@@ -29,7 +29,11 @@ def layer_index(model: nn.Module) -> dict[str, int]:
     backbone, top = _backbone(model), num_layers(model) + 1
     stacks, begun = _stacks(backbone), set[_Stack]()
     inner: dict[nn.Parameter, int] = {}
+    top_modules = model.top_modules if isinstance(model, LanguageModel) else ()
     for name, parameter in backbone.named_parameters():
+        if name.split(".")[0] in top_modules:
+            inner[parameter] = top
+            continue
         inside = [
             (stack, 1 + number)
             for stack in stacks

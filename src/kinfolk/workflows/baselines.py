@@ -24,7 +24,7 @@ from kinfolk.text import Tokenizer
 from kinfolk.workflows.load import load
 
 MAX_NGRAM_TOKENS = 20_000_000  # tokens that the 3-gram model of a report is counted on: a minute
-SCORED_TOKENS = 1 << 18  # of documents that are scored at once
+SCORED_TOKENS = 1 << 20  # of documents that are scored at once; many are found faster together
 COUNT_SCALE = 1 << 50  # total count that the frequencies of a mixture are scaled to
 
 CountableText = Corpus | TargetDocuments  # of pairs of texts, the targets alone are predicted

@@ -47,9 +47,10 @@ from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import Predictor, as_predictor, evaluate_rows, is_file
 from kinfolk.workflows.recipe import CorpusShare, recipe_of
 
-# The kind of score of each architecture; only the first is the probability of the text.
+# The kind of score of each architecture; only the first two are the probability of the text.
 SCORE_KINDS = {
     "decoder": "likelihood, left to right",
+    "recurrent": "likelihood, left to right",
     "encoder": "pseudo-likelihood, each token from all others",
     "encoder-decoder": "pseudo-likelihood, each span from the text around it",
     "bidirectional": "likelihood of each direction: left to right, and right to left (backward)",

@@ -123,6 +123,11 @@ def finetune(
     text = unlabelled_text(unlabelled, datasets) if unlabelled else None
     known = [dataset.splits[0] for dataset in datasets]
     backbone, tokenizer = start.open(known if text is None else [*known, text.rows])
+    if backbone.gradient_free is not None:
+        raise UserError(
+            f"{backbone.family_name} models cannot be fine-tuned ({backbone.gradient_free}): score "
+            "labelled rows by kinfolk evaluate MODEL --test FILE --num-fewshot N"
+        )
     prefixes = [*source_prefix, *[""] * len(datasets)]
     formulations = [
         fit_formulation(
@@ -193,14 +198,18 @@ def make_recipe(
             "formulation text and a family that generates, like t5, or classify and tag with cvt"
         )
     config = model_config(formulations[0], backbone.config, others=formulations[1:])
+    family = family_of(backbone.config)
     init_from = "" if start.fresh else start.folder
+    train = family.finetune_training or default_train_config(config, raw=is_raw(init_from))
     recipe = FineTuneRecipe(
         name=backbone.family_name,
         init_from=init_from,
         model=config,
         formulations=tuple(formulations),
         datasets=tuple(datasets),
-        train=default_train_config(config, raw=is_raw(init_from)),
+        train=train,
+        # What protects pretrained weights only delays new ones.
+        finetune=FineTuneConfig() if start.fresh else family.finetuning,
         teacher=teacher,
         unlabelled=unlabelled,
     )

@@ -8,7 +8,7 @@ from typing import Any
 from kinfolk.config import LONE_SURROGATE, read_type, type_name
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.nn.task_heads import ModelWithHead, TaskModel
 from kinfolk.reports.evaluation_page import EvaluationPage, render
 from kinfolk.reports.page import write
 from kinfolk.rng import Stream, generator
@@ -199,7 +199,7 @@ def load_predictor(
                 "training file"
             )
         formulation, dataset = tasks[task_index - 1]
-        if formulation.head is not None and not isinstance(model, ModelWithHead):
+        if formulation.head is not None and not isinstance(model, TaskModel):
             raise UserError(
                 f"{folder / 'config.json'}: `architectures` names no class with the task head of "
                 f"{recipe_file.name}: copy the folder again"

@@ -97,7 +97,7 @@ class PretrainWorkload(Workload):
         self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()
     ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
-        self.row_length = recipe.objective.max_length
+        self.row_length, self.layer_lr_decay = recipe.objective.max_length, recipe.layer_lr_decay
         self.open_corpora()
         if recipe.vectors:
             self.fingerprints = [*self.fingerprints, vectors_fingerprint(recipe.vectors)]

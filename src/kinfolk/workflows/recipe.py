@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Fields that a resume must not change: the steps until then were done with their values.
 FIXED_FIELDS = (
     *("model.", "objective.", "formulations.", "finetune.", "train.seed", "train.batch_size"),
-    *("train.gradient_accumulation", "train.optimizer"),
+    *("train.gradient_accumulation", "train.optimizer", "layer_lr_decay"),
 )
 
 # Headings of the training settings that a run without gradients does not have.
@@ -70,6 +70,9 @@ class Recipe:
     )
     train: TrainConfig = field(help="training settings")
     init_from: str = field(default="", help="folder of the initial weights; empty for new ones")
+    layer_lr_decay: float = field(
+        default=1.0, gt=0, le=1, help="learning rate of each layer relative to the one above"
+    )
     vectors: str = field(
         default="", help="file of word vectors that token embeddings start from; empty for none"
     )

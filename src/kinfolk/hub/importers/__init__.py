@@ -15,10 +15,18 @@ from typing import Any
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.hub.importers import deepspeed, fairseq, hdf5, mt_lstm, tensorflow, transfo_xl
+from kinfolk.hub.importers import (
+    deepspeed,
+    fairseq,
+    fastai,
+    hdf5,
+    mt_lstm,
+    tensorflow,
+    transfo_xl,
+)
 from kinfolk.hub.weights import floating_point, read_pytorch
 
-IMPORTERS = (deepspeed, fairseq, transfo_xl, mt_lstm)
+IMPORTERS = (deepspeed, fairseq, fastai, transfo_xl, mt_lstm)
 FOLDERS = {module.MODEL_TYPE: module for module in (deepspeed, transfo_xl)}
 SUFFIXES = (
     ".pt",
@@ -61,8 +69,8 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 return importer.convert(tensors, values, file)
     raise UserError(
         f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa and the Transformer "
-        "of fairseq, GLM, Transformer-XL, CoVe and ELMo of their authors): save the model as a "
-        "folder of transformers"
+        "of fairseq, AWD-LSTM of fastai, GLM, Transformer-XL, CoVe and ELMo of their authors): "
+        "save the model as a folder of transformers"
     )
 
 

@@ -10,6 +10,7 @@ from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.nn.views import ModelWithViewsConfig
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.concat_head import ConcatHead
 from kinfolk.tasks.formulations.coreference_head import MentionRanking
 from kinfolk.tasks.formulations.cross_view import CrossView, CrossViewTags, CrossViewTexts
 from kinfolk.tasks.formulations.feature_reader import FeatureReader
@@ -29,6 +30,7 @@ ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     SpanHead,
     MentionRanking,
     CausalHead,
+    ConcatHead,
     FeatureClassifier,
     FeatureTagger,
     FeatureReader,
@@ -135,7 +137,7 @@ def build_formulation(
         "frame": family.frame,
         "layout": family.layout,
         "max_characters": config.max_characters,
-        "causal": family.architecture == "decoder" and family.frame is None,
+        "causal": family.layout == "decoder" and family.frame is None,
     }
     pooling = config.network.pooling
     if pooling is not None and pooling.token == "mean":
@@ -152,7 +154,9 @@ def build_formulation(
 
 def with_mean_pooling(formulation: Formulation) -> Formulation:
     """Return the formulation with a head over the mean of all tokens of a text."""
-    if isinstance(formulation, SequenceHead) and not isinstance(formulation, CausalHead):
+    if isinstance(formulation, SequenceHead) and not isinstance(
+        formulation, CausalHead | ConcatHead
+    ):
         return replace(formulation, mean_pooling=True)
     raise UserError(
         f"--pooling mean does not apply to the formulation {formulation.name!r} of "

@@ -105,6 +105,11 @@ class SequenceHead(LabelHead):
     needs_template = True
 
     @property
+    def reads_all_tokens(self) -> bool:
+        """Whether the hidden states of all tokens are read, not of one."""
+        return self.mean_pooling
+
+    @property
     def head(self) -> Head:
         """One logit per class, or one per option."""
         return "choice" if self.task.output == "option" else "text"
@@ -158,7 +163,7 @@ class SequenceHead(LabelHead):
         templated = apply_template(self.frame, tokenizer.special_tokens, texts)
         everything = np.arange(len(templated.ids))
         return templated.example(
-            everything if self.mean_pooling else everything[[templated.cls_index]]
+            everything if self.reads_all_tokens else everything[[templated.cls_index]]
         )
 
     def targets(
@@ -177,7 +182,7 @@ class SequenceHead(LabelHead):
         weight = torch.ones(len(target)) if number else self.weights_of(target)
         soft = stack_soft_targets(instances)
         read_at, owners = collated.read_positions(examples), None
-        if self.mean_pooling:
+        if self.reads_all_tokens:
             sizes = torch.tensor([len(example.read_positions) for example in examples])
             owners = torch.repeat_interleave(torch.arange(len(examples)), sizes)
         return TaskTargets(read_at, index, target, weight, soft, example_ids=owners)
