@@ -143,3 +143,20 @@ def test_other_ids_are_not_timed(preparing: ModuleType, tmp_path: Path) -> None:
         preparing.check(corpus, texts, other._backend)
     with pytest.raises(SystemExit, match="the same tokens and documents"):
         preparing.check(corpus, texts[:-1], tokenizer._backend)
+
+
+def test_ngrams_are_counted_and_scored_in_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location(
+        "benchmark_of_ngrams", FILE.with_name("ngrams.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "HELD_OUT", 2000)
+    module.main(["--megabytes", "1", "--order", "3", "--out", str(tmp_path / "out.jsonl")])
+    (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
+    assert row["tokens"] > 100_000 and len(row["sizes"]) == 3
+    assert row["peak_mb"] > 50 and row["query_us"] > 0 and row["perplexity"] < 1000
+    assert "count_cpu_s" in capsys.readouterr().out
