@@ -362,6 +362,44 @@ MISTAKES = [
     ("finetune {bert} --train {labels} -o {new} --batch 0", "--batch=0: it must be at least 1"),
     ("finetune {bert} --train {labels} -o {new} --length 100000000000", "--length"),
     ("finetune brt --train {labels} -o {new}", "did you mean bert"),
+    # Stages.
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,tsak",
+        "unknown stage 'tsak': did you mean task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages task,target",
+        "--stages task,target: their order is general, target, task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target",
+        "--stages target does not end with the task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages general,task",
+        "the stage general and its --corpus DIR belong together",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task --corpus {corpus}",
+        "the stage general and its --corpus DIR belong together",
+    ),
+    ("finetune {gpt2} --train {labels} -o {new} --corpus {corpus}", "add --stages"),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages task --unlabelled {text}",
+        "--unlabelled text is read by the stage target",
+    ),
+    (
+        "finetune ulmfit/nano --train {labels} -o {new} --stages target,task",
+        "ulmfit/nano has new weights, and the stage target continues pretrained ones",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task --seeds 2",
+        "--stages cannot be combined with --seeds",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task target.train.stpes=2",
+        "did you mean steps?",
+    ),
     (
         "finetune cvt/nano --train {labels} --unlabelled {tmp}/none -o {new}",
         "no such file: {tmp}/none",
@@ -370,7 +408,10 @@ MISTAKES = [
         "finetune cvt/nano --train {labels} --unlabelled {corpus} -o {new}",
         "{corpus} is a folder: give --unlabelled the text files themselves",
     ),
-    ("pretrain cvt/nano --corpus {corpus} -o {new}", "cvt has no pretraining: train it on"),
+    (
+        "pretrain cvt/nano --corpus {corpus} -o {new}",
+        "cvt has no pretraining objective: train it on",
+    ),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 2147483648", "--workers"),
     (
         "prepare {text} --tokenizer {tok} -o {new} --holdout nan",
