@@ -48,6 +48,7 @@ IMPORTED = {
     "fairseq": r"fairseq's `\.pt`: RoBERTa[\s\S]*fairseq's `\.pt`: Transformer",
     "fastai": r"fastai's `\.pth`: AWD-LSTM",
     "hdf5": r"\.hdf5",
+    "mt_lstm": r"wmtlstm-\w+\.pth",
     "tensorflow": r"bert_model\.ckpt\.index[\s\S]*model\.ckpt-N\.index",
     "transfo_xl": r"transfo-xl`, and the state dict of its authors",
 }

@@ -158,7 +158,9 @@ class TaskOptions:
     task_network: str | None = option(
         "NAME", "features: bilstm_tagger, bilstm_classifier, bcn or reader."
     )
-    vectors: Path | None = option("FILE", "features: Word vectors beside them (GloVe, word2vec).")
+    vectors: Path | None = option(
+        "FILE", "features, cross_view: Word vectors (GloVe, word2vec) of the words."
+    )
     feature_layers: str | None = option("NAME", "features: mixed, last or none (default: mixed).")
     output_features: bool = flag(
         "--output-features", "features: Add them after the task network's layers too."
