@@ -66,6 +66,7 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tmp} -o {new}", "{tmp} holds no tokenizer.json"),
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
+    ("prepare {text} --tokenizer {tok} -o .", ". is not the name of a new folder"),
     ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "holdout 2: it must be a fraction"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "workers 0: it must be at least 1"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--document must be block or file"),
@@ -217,6 +218,7 @@ MISTAKES = [
     ("evaluate {gpt2} --text {tmp}/none", "no such file: {tmp}/none"),
     ("evaluate {gpt2} --text {corpus}", "{corpus} holds no text"),
     ("evaluate {gpt2} --text {bad}/empty.txt", "{bad}/empty.txt is empty"),
+    ("evaluate {gpt2} --text {bad}/deep.jsonl", "line 1 of {bad}/deep.jsonl is not valid JSON"),
     ("evaluate {gpt2} --text {bad}/latin.txt", "not UTF-8 at byte 13"),
     ("evaluate {gpt2} --corpus {tmp}", "{tmp} is not a corpus"),
     ("evaluate {gpt2} --corpus {other}/corpus", "was tokenized with another tokenizer"),
@@ -251,6 +253,8 @@ MISTAKES = [
     ("fill {bert} [MASK] --top 0", "candidates=0: it must be at least 1"),
     # Folders.
     ("export {gpt2} -o {home}", "{home} already exists"),
+    ("export {gpt2} -o .", ". is not the name of a new folder: choose another -o"),
+    ("export {gpt2} -o ", ". is not the name of a new folder: choose another -o"),
     ("export {tmp}/none -o {new}", "no such folder: {tmp}/none"),
     ("export {tmp} -o {new}", "{tmp} is neither a run"),
     ("import {tmp} -o {new}", "{tmp} is neither a run"),
@@ -340,6 +344,11 @@ MISTAKES = [
     ),
     ("fill {bert} -[MASK]", "put -- before a text that begins with -"),
     ("fill {bert} [MASK] --candidates 100000000000000000000", "--candidates"),
+    ("fill {classifier} [MASK]", "the model was fine-tuned: its task head predicts labels, so it"),
+    (
+        "evaluate {classifier} --text {text}",
+        "the model was fine-tuned: it has a task head and predicts no tokens any more",
+    ),
     (
         "generate {tuned} The",
         "the model was fine-tuned: its task head predicts labels, so it cannot generate",
@@ -353,6 +362,44 @@ MISTAKES = [
     ("finetune {bert} --train {labels} -o {new} --batch 0", "--batch=0: it must be at least 1"),
     ("finetune {bert} --train {labels} -o {new} --length 100000000000", "--length"),
     ("finetune brt --train {labels} -o {new}", "did you mean bert"),
+    # Stages.
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,tsak",
+        "unknown stage 'tsak': did you mean task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages task,target",
+        "--stages task,target: their order is general, target, task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target",
+        "--stages target does not end with the task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages general,task",
+        "the stage general and its --corpus DIR belong together",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task --corpus {corpus}",
+        "the stage general and its --corpus DIR belong together",
+    ),
+    ("finetune {gpt2} --train {labels} -o {new} --corpus {corpus}", "add --stages"),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages task --unlabelled {text}",
+        "--unlabelled text is read by the stage target",
+    ),
+    (
+        "finetune ulmfit/nano --train {labels} -o {new} --stages target,task",
+        "ulmfit/nano has new weights, and the stage target continues pretrained ones",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task --seeds 2",
+        "--stages cannot be combined with --seeds",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task target.train.stpes=2",
+        "did you mean steps?",
+    ),
     (
         "finetune cvt/nano --train {labels} --unlabelled {tmp}/none -o {new}",
         "no such file: {tmp}/none",
@@ -361,7 +408,10 @@ MISTAKES = [
         "finetune cvt/nano --train {labels} --unlabelled {corpus} -o {new}",
         "{corpus} is a folder: give --unlabelled the text files themselves",
     ),
-    ("pretrain cvt/nano --corpus {corpus} -o {new}", "cvt has no pretraining: train it on"),
+    (
+        "pretrain cvt/nano --corpus {corpus} -o {new}",
+        "cvt has no pretraining objective: train it on",
+    ),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 2147483648", "--workers"),
     (
         "prepare {text} --tokenizer {tok} -o {new} --holdout nan",
@@ -382,11 +432,17 @@ MISTAKES = [
     ("evaluate {tuned} --test {labels} -o {text}", "{text} already exists"),
     ("predict {tuned} {labels} -o {labels} --force", "{labels} is an input"),
     ("predict {tuned} {labels} -o {text}", "{text} already exists"),
+    ("predict {tuned} {bad}/deep.jsonl", "line 1 of {bad}/deep.jsonl cannot be parsed as JSON"),
     ("predict {tuned} {labels} --task-index 2", "task_index=2: "),
     ("predict {tuned} {labels} --task-index 0", "--task-index"),
     ("translate {t5} {text} -o {text} --force", "{text} is an input"),
     ("summarize {t5} {text} -o {labels}", "{labels} already exists"),
     ("summarize {t5} {bad}/long.txt", "line 1: the text has"),
+    ("summarize {t5} {bad}/deep.jsonl", "line 1: the text has"),
+    (
+        "translate {t5} {text} --source-prefix \udcff",
+        "a text that is not valid Unicode (a lone surrogate): convert it to UTF-8 first",
+    ),
     ("members {tmp}/[/x]", "unknown family '{tmp}/[/x]'"),
     ("audit {tmp}/[/x]", "{tmp}/[/x] matches no file"),
     ("audit {tmp}/\x1b[31mred", "x1b[31mred matches no file"),
@@ -407,6 +463,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.txt.xz").write_bytes(lzma.compress(whole)[:-6])
     (folder / "cut.txt.zst").write_bytes(zstandard.compress(whole)[:-6])
     (folder / "rows.jsonl").write_text('{"id": 1, "text": "one"}\n{"id": 2, "text"\n')
+    (folder / "deep.jsonl").write_text('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     (folder / "half.jsonl").write_text('{"text": "\\ud800"}\n')
     (folder / "table.tsv").write_text("id\ttext\n1\tone\n2\n")
     (folder / "open.csv").write_text('text\n"one\ntwo\n')
@@ -451,6 +508,13 @@ def tuned(runs: dict[str, Path], labels: Path, tmp_path_factory: pytest.TempPath
     return finetune(str(runs["gpt2"]), labels, out, steps=2, device="cpu")
 
 
+@pytest.fixture(scope="session")
+def classifier(runs: dict[str, Path], labels: Path, tmp_path_factory: Any) -> Path:
+    """Fine-tune the BERT for a step."""
+    out = tmp_path_factory.mktemp("classifier") / "run"
+    return finetune(str(runs["bert"]), labels, out, steps=1, device="cpu")
+
+
 def snapshot(*folders: Path) -> dict[Path, tuple[int, int]]:
     """Return the size and time of everything in folders, with the folders in them."""
     paths = [path for folder in folders for path in folder.rglob("*")]
@@ -472,6 +536,7 @@ def test_a_mistake_is_one_sentence(
     other: Home,
     labels: Path,
     tuned: Path,
+    classifier: Path,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -479,6 +544,7 @@ def test_a_mistake_is_one_sentence(
     folders: dict[str, Any] = {
         **runs,
         "bad": bad,
+        "classifier": classifier,
         "corpus": home.corpus,
         "home": home.folder,
         "labels": labels,

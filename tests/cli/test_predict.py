@@ -52,6 +52,16 @@ def test_a_table_keeps_its_columns_and_gets_two(
     assert all(0.5 <= float(row[3]) <= 1 for row in after[1:])
 
 
+def test_what_a_spreadsheet_takes_for_a_formula_stays_as_it_is(
+    kinfolk: Kinfolk, solvers: Path, tmp_path: Path
+) -> None:
+    cells = ["=1+1", "@SUM(A1)", "-2", "+3", "'=1", '=HYPERLINK("x")']
+    file = tmp_path / "new.tsv"
+    file.write_text("text\n" + "".join(f"{cell}\n" for cell in cells))
+    rows = ok(kinfolk("predict", solvers / "mood", file)).splitlines()
+    assert [row.split("\t")[0] for row in rows] == ["text", *cells]
+
+
 def test_labels_may_be_missing_or_broken(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
     bare = tables.table(tmp_path / "bare.tsv", 8, seed=3, labelled=False)
     full = tables.table(tmp_path / "full.tsv", 8, seed=3)

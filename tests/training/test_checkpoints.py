@@ -30,7 +30,7 @@ from kinfolk.training.checkpoint import (
     save_training_state,
 )
 from kinfolk.training.config import Optimizer, TrainConfig
-from kinfolk.training.optimizer import build_optimizer
+from kinfolk.training.optimizer import build_optimizer, load_optimizer_state
 
 
 def fill(text: str = "weights") -> Callable[[Path], None]:
@@ -376,9 +376,24 @@ def test_an_optimiser_goes_on_from_the_disk_to_the_bit(tmp_path: Path, name: Opt
 
     twin = copy.deepcopy(model)
     resumed = build(twin)
-    resumed.load_state_dict(back)
+    assert load_optimizer_state(resumed, back)
     for _ in range(2):
         step(model, built)
         step(twin, resumed)
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
     assert same(built.state_dict(), resumed.state_dict())
+
+
+def test_moments_come_from_the_file_and_settings_from_the_recipe() -> None:
+    model = nn.Linear(3, 2)
+    saved = build_optimizer(model, TrainConfig(weight_decay=0.1))
+    model(torch.ones(1, 3)).sum().backward()
+    saved.step()
+    state = saved.state_dict()
+    built = build_optimizer(model, TrainConfig(weight_decay=0.3))
+    assert load_optimizer_state(built, state)
+    assert built.param_groups[0]["weight_decay"] == 0.3
+    assert same(built.state_dict()["state"], state["state"])
+    other = build_optimizer(nn.Linear(4, 2), TrainConfig())
+    assert not load_optimizer_state(other, state), "moments of another shape"
+    assert not load_optimizer_state(built, {"state": {7: state["state"][0]}}), "no such parameter"

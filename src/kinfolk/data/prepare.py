@@ -521,6 +521,8 @@ def _check_space(
 
 
 def _check_vacant(out: Path) -> None:
+    if not out.name:
+        raise UserError(f"{out} is not the name of a new folder: choose another -o")
     if (out / "corpus.json").exists():
         raise UserError(f"{out} is already a corpus: choose another -o or remove it")
     if out.is_symlink() and not out.exists():

@@ -366,6 +366,10 @@ class Tokenizer:
         with silent_stderr() if self._has_patterns else nullcontext():
             try:
                 yield
+            except (TypeError, UnicodeEncodeError):
+                raise UserError(
+                    "a text that is not valid Unicode (a lone surrogate): convert it to UTF-8 first"
+                ) from None
             except BaseException as error:
                 if not is_library_error(error):
                     raise

@@ -29,7 +29,9 @@ RESUME = "choose another -o, or resume it with --resume"
 
 
 def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:
-    """Refuse an output folder that exists and is not empty."""
+    """Refuse an output folder that exists and is not empty, and one without a name: "." or "/"."""
+    if not path.name:
+        raise UserError(f"{path} is not the name of a new folder: {remedy}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} already exists: {remedy}")
 
