@@ -242,8 +242,8 @@ def main() -> None:
     prepare(said.data, said.work, sets, said.pairs)
     seeds = range(said.seeds)
     run_all([Job(seed) for seed in seeds], said)
-    *main, control = VARIANTS
-    for variants in (main, [control]):
+    *compared, control = VARIANTS
+    for variants in (compared, [control]):
         run_all([Job(s, name, v) for name in sets for v in variants for s in seeds], said)
     print(table([json.loads(line) for line in said.out.read_text().splitlines()]))
 
