@@ -162,8 +162,8 @@ def classify(job: Job, said: argparse.Namespace) -> dict[str, Any]:
         },
         settings=[
             f"model.task_network.hidden_size={said.classifier}",
-            "model.dropout=0.3",
-            "train.lr=1e-3",
+            "model.dropout=0.2",
+            "train.lr=2e-3",
             f"train.seed={job.seed}",
             f"train.device={said.device}",
             "train.precision=float32",  # cuDNN's LSTMs would run in float16

@@ -25,7 +25,7 @@ import numpy as np
 from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.hub.arpa import word_tokenizer
 
-VOCAB, PHRASES, LINE = 50_000, 400_000, 20
+VOCAB, PHRASES, LINE, HELD_OUT = 50_000, 400_000, 20, 400_000
 LETTERS = "etaoinshrdlucmfw"
 PYTHON_QUERY = """
 import sys, time
@@ -96,7 +96,8 @@ def measured(command: list[Any], **streams: Any) -> tuple[float, float, float]:
             peak = int(match[1])
         time.sleep(0.02)
         done, code, used = os.wait4(process.pid, os.WNOHANG)
-    if code:
+    process.returncode = os.waitstatus_to_exitcode(code)
+    if process.returncode:
         raise SystemExit(f"{' '.join(pinned)} failed")
     return used.ru_utime + used.ru_stime, time.monotonic() - began, peak / 1024
 
@@ -159,7 +160,7 @@ def compare(
     names = np.array(words())
     mean = float(np.mean([len(name) for name in names[draw(100_000, 1)]])) + 1
     tokens = int(megabytes * 1e6 / mean)
-    ids, held = draw(tokens, 1), draw(400_000, 2)
+    ids, held = draw(tokens, 1), draw(HELD_OUT, 2)
     seen, ids = np.unique(ids, return_inverse=True)  # lmplz knows the words of the text only
     held = np.where(np.isin(held, seen), np.searchsorted(seen, held), len(seen))
     names = np.append(names[seen], "<unk>")

@@ -1,6 +1,7 @@
-"""Training speed of the LSTM language model against a bare loop around `nn.LSTM`.
+"""Training speed of the LSTM language models against a bare loop around `nn.LSTM`.
 
 python benchmarks/recurrent_speed.py --device cuda
+python benchmarks/recurrent_speed.py --device cuda --family elmo --hidden 512 --lstm 1024
 
 The bare loop has the same layers, tied softmax, clipping and AdamW, carries its states from batch
 to batch, and reads rows of random ids without documents, dropout or penalties. Ours are timed with
@@ -25,7 +26,10 @@ from torch import Tensor, nn
 
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset
+from kinfolk.families.elmo import FAMILY as ELMO
+from kinfolk.families.elmo import ELMo, ELMoConfig
 from kinfolk.families.ulmfit import PUBLISHED, ULMFiTConfig
+from kinfolk.objectives.bilm import BiLM
 from kinfolk.objectives.bptt import BPTT
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.text.tokenizer import SpecialTokens
@@ -55,15 +59,43 @@ class BareLSTM(nn.Module):
         return F.linear(x, self.embeddings.weight, self.bias), new
 
 
-def bare(c: ULMFiTConfig, options: argparse.Namespace) -> Step:
+class BareBiLM(nn.Module):
+    """ELMo as one writes it without a toolkit: every token is read by its characters."""
+
+    table: Tensor
+
+    def __init__(self, c: ELMoConfig) -> None:
+        super().__init__()
+        elmo = ELMo(c)
+        self.reader, size = elmo.token_embeddings.cnn, c.projection_size
+        self.register_buffer("table", elmo.token_embeddings.table.long())
+        self.layers = nn.ModuleList(
+            nn.LSTM(size, c.lstm_size, proj_size=size) for _ in range(2 * c.num_layers)
+        )
+        self.softmax = nn.Linear(size, c.vocab_size)
+
+    def forward(self, ids: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
+        outputs, new = [], []
+        half = len(self.layers) // 2
+        for first in (0, half):  # the backward model reads other ids, from the end of the text
+            read = ids if first == 0 else ids.flip(0)
+            x = self.reader(self.table[read.flatten()]).view(*ids.shape, -1)
+            for number in range(half):
+                out, state = self.layers[first + number](x, states[first + number])
+                new.append(tuple(part.detach() for part in state))
+                x = x + out if number else out
+            outputs.append(x)
+        return self.softmax(torch.stack(outputs)), new
+
+
+def bare(model: nn.Module, options: argparse.Namespace) -> Step:
     """Return the step of the bare loop."""
     device = torch.device(options.device)
-    torch.manual_seed(0)
-    model = BareLSTM(c).to(device)
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     shape = 16, options.length + 1, options.batch
-    batches = torch.randint(c.vocab_size, shape)
-    states: list[Any] = [None] * c.num_layers
+    batches = torch.randint(options.vocab, shape)
+    states: list[Any] = [None] * sum(isinstance(part, nn.LSTM) for part in model.modules())
     done = 0
 
     def step() -> int:
@@ -71,7 +103,8 @@ def bare(c: ULMFiTConfig, options: argparse.Namespace) -> Step:
         ids = batches[done % 16].to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=options.bfloat16):
             logits, states = model(ids[:-1], states)
-            loss = F.cross_entropy(logits.flatten(0, 1), ids[1:].flatten())
+            labels = ids[1:].expand(logits.shape[:-1])  # of one direction or of both
+            loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -82,7 +115,7 @@ def bare(c: ULMFiTConfig, options: argparse.Namespace) -> Step:
     return step
 
 
-def ours(c: ULMFiTConfig, options: argparse.Namespace, kind: type[Any], document: int) -> Step:
+def ours(c: Any, options: argparse.Namespace, kind: type[Any], document: int) -> Step:
     """Return the step of a run, with its data; documents have this many tokens."""
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -148,6 +181,7 @@ def parse() -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--family", default="ulmfit", choices=["ulmfit", "elmo"])
     parser.add_argument("--hidden", type=int, default=400)
     parser.add_argument("--lstm", type=int, default=1152)
     parser.add_argument("--vocab", type=int, default=30_000)
@@ -159,26 +193,39 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = parse()
+def workloads(options: argparse.Namespace) -> dict[str, Step]:
+    """Return the steps to time, the bare loop first."""
+    whole = options.length * 64
+    torch.manual_seed(0)
+    if options.family == "elmo":
+        sizes = {"hidden_size": options.hidden, "lstm_size": options.lstm}
+        small: Any = replace(ELMO.sizes["small"], vocab_size=options.vocab, **sizes)
+        return {
+            BARE: bare(BareBiLM(small), options),
+            "bilm": ours(small, options, BiLM, whole),
+            "bilm, documents of 300 tokens": ours(small, options, BiLM, 300),
+        }
     paper = replace(PUBLISHED["ulmfit-wt103-fastai"], vocab_size=options.vocab)
     paper = replace(paper, hidden_size=options.hidden, lstm_size=options.lstm)
     rates = [name for name in vars(paper) if name.endswith("dropout")]
     plain = replace(paper, **dict.fromkeys(rates, 0.0))
+    return {
+        BARE: bare(BareLSTM(plain), options),
+        "stream": ours(plain, options, RecurrentCLM, whole),
+        "stream, documents of 300 tokens": ours(plain, options, RecurrentCLM, 300),
+        "bptt with dropout and penalties": ours(paper, options, BPTT, whole),
+    }
+
+
+def main() -> None:
+    options = parse()
     precisions = [options.precision] if options.precision else ["float32"]
     if not options.precision and options.device == "cuda":
         precisions.append("bfloat16")
-    whole = options.length * 64
     print("| precision | what | tokens/s | of the bare loop |\n| --- | --- | ---: | ---: |")
     for precision in precisions:
         options.bfloat16 = precision == "bfloat16"
-        steps = {
-            BARE: bare(plain, options),
-            "stream": ours(plain, options, RecurrentCLM, whole),
-            "stream, documents of 300 tokens": ours(plain, options, RecurrentCLM, 300),
-            "bptt with dropout and penalties": ours(paper, options, BPTT, whole),
-        }
-        speeds = measure(steps, options.seconds, options.device)
+        speeds = measure(workloads(options), options.seconds, options.device)
         for name, found in speeds.items():
             pairs = zip(found, speeds[BARE], strict=True)
             ratio, speed = statistics.median(a / b for a, b in pairs), statistics.median(found)

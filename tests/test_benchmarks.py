@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -143,3 +144,53 @@ def test_other_ids_are_not_timed(preparing: ModuleType, tmp_path: Path) -> None:
         preparing.check(corpus, texts, other._backend)
     with pytest.raises(SystemExit, match="the same tokens and documents"):
         preparing.check(corpus, texts[:-1], tokenizer._backend)
+
+
+def test_ngrams_are_counted_and_scored_in_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location(
+        "benchmark_of_ngrams", FILE.with_name("ngrams.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "HELD_OUT", 2000)
+    module.main(["--megabytes", "1", "--order", "3", "--out", str(tmp_path / "out.jsonl")])
+    (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
+    assert row["tokens"] > 100_000 and len(row["sizes"]) == 3
+    assert row["peak_mb"] > 50 and row["query_us"] > 0 and row["perplexity"] < 1000
+    assert "count_cpu_s" in capsys.readouterr().out
+
+
+def test_lstm_training_is_timed_beside_a_bare_loop(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = "--hidden 8 --lstm 12 --vocab 60 --batch 3 --length 9 --seconds 0"
+    results = tmp_path / "speed.jsonl"
+    monkeypatch.setattr(sys, "argv", ["benchmark", *small.split(), "--results", str(results)])
+    runpy.run_path(str(FILE.with_name("recurrent_speed.py")), run_name="__main__")
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(lines) == 4 and lines[0]["ratio"] == 1.0
+    assert all(line["speed"] > 0 for line in lines)
+    assert capsys.readouterr().out.count("| float32 |") == 4
+
+
+def test_cvt_is_compared_with_itself_without_unlabelled_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("cross_view", FILE.with_name("cross_view.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    lines = ["Anna B-PER", "lives O", "in O", "Rome B-LOC", "", "Otto B-PER", "sleeps O", ""]
+    file = tmp_path / "tags.txt"
+    file.write_text("\n".join(lines * 20), encoding="utf-8")
+    options = f"--train {file} --test {file} --sentences 20 --model cvt/nano --steps 2 --device cpu"
+    for arm in module.ARMS:
+        words = ["cross_view.py", *options.split(), "--only", arm, "1"]
+        monkeypatch.setattr(sys, "argv", words)
+        module.main()
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert found["arm"] == arm and found["seed"] == 1 and 0 <= found["f1"] <= 1

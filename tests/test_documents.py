@@ -46,7 +46,9 @@ PRIVATE = (
 IMPORTED = {
     "deepspeed": r"mp_rank_00_model_states\.pt",
     "fairseq": r"fairseq's `\.pt`: RoBERTa[\s\S]*fairseq's `\.pt`: Transformer",
+    "fastai": r"fastai's `\.pth`: AWD-LSTM",
     "hdf5": r"\.hdf5",
+    "mt_lstm": r"wmtlstm-\w+\.pth",
     "tensorflow": r"bert_model\.ckpt\.index[\s\S]*model\.ckpt-N\.index",
     "transfo_xl": r"transfo-xl`, and the state dict of its authors",
 }

@@ -178,7 +178,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         family("bert").objective("clm")
     with pytest.raises(UserError, match=r"bilstm is a baseline without a pretraining objective"):
         family("bilstm").objective()
-    with pytest.raises(UserError, match=r"cvt has no pretraining: .* kinfolk finetune"):
+    with pytest.raises(UserError, match=r"cvt has no pretraining objective: .* kinfolk finetune"):
         family("cvt").objective()
     with pytest.raises(UserError, match=r"bert has no size 'bert-base'.*bert-base-uncased"):
         family("bert").config("bert-base")

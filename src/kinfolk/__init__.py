@@ -21,6 +21,7 @@ Training
     pretrain          train a model by a recipe
     finetune          train a model on labelled rows
     resume            continue an interrupted run
+    finetune_in_stages, resume_stages   text of the task first, then its labels
 Use
     generate, stream  text for a prompt, whole or chunk by chunk
     fill              the text of each [MASK]
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.predict import load_predictor, predict
     from kinfolk.workflows.pretrain import pretrain, resume
     from kinfolk.workflows.recipe import Recipe, recipe
+    from kinfolk.workflows.stages import finetune_in_stages, resume_stages
 
 __version__ = "0.1.0"
 
@@ -71,6 +73,7 @@ __all__ = [
     "families",
     "fill",
     "finetune",
+    "finetune_in_stages",
     "generate",
     "load",
     "load_predictor",
@@ -80,6 +83,7 @@ __all__ = [
     "pretrain",
     "recipe",
     "resume",
+    "resume_stages",
     "save",
     "stream",
     "task_dataset",
@@ -103,6 +107,7 @@ _MODULES = {
     "workflows.predict": ["load_predictor", "predict"],
     "workflows.pretrain": ["pretrain", "resume"],
     "workflows.recipe": ["Recipe", "recipe"],
+    "workflows.stages": ["finetune_in_stages", "resume_stages"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -200,6 +200,18 @@ MISTAKES = [
         "pretrain {gpt2} --corpus {corpus} -o {new} --vectors {bad}/vectors.txt",
         "whose token embeddings are trained: remove it",
     ),
+    (
+        "pretrain cove/nano --pairs {bad}/pairs.tsv --vectors {bad}/vectors.txt -o {new} "
+        "--length 32",
+        "has vectors of 3 numbers, but the token embeddings of cove/nano have 32: set "
+        "model.embedding_size=3",
+    ),
+    (
+        "pretrain cove/nano --pairs {bad}/pairs.tsv -o {new} --length 32 model.hidden_size=33",
+        "model.hidden_size=33 must be even",
+    ),
+    ("pretrain cove/nano --corpus {corpus} -o {new} --length 32", "a pair has two sides"),
+    ("import {gpt2} --vectors {bad}/vectors.txt --tokenizer {tok} -o {new}", "remove it"),
     # Scores.
     ("evaluate {gpt2}", "give either --corpus or --text"),
     ("evaluate {gpt2} --corpus {corpus} --text {text}", "give either --corpus or --text"),
@@ -350,6 +362,44 @@ MISTAKES = [
     ("finetune {bert} --train {labels} -o {new} --batch 0", "--batch=0: it must be at least 1"),
     ("finetune {bert} --train {labels} -o {new} --length 100000000000", "--length"),
     ("finetune brt --train {labels} -o {new}", "did you mean bert"),
+    # Stages.
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,tsak",
+        "unknown stage 'tsak': did you mean task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages task,target",
+        "--stages task,target: their order is general, target, task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target",
+        "--stages target does not end with the task",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages general,task",
+        "the stage general and its --corpus DIR belong together",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task --corpus {corpus}",
+        "the stage general and its --corpus DIR belong together",
+    ),
+    ("finetune {gpt2} --train {labels} -o {new} --corpus {corpus}", "add --stages"),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages task --unlabelled {text}",
+        "--unlabelled text is read by the stage target",
+    ),
+    (
+        "finetune ulmfit/nano --train {labels} -o {new} --stages target,task",
+        "ulmfit/nano has new weights, and the stage target continues pretrained ones",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task --seeds 2",
+        "--stages cannot be combined with --seeds",
+    ),
+    (
+        "finetune {gpt2} --train {labels} -o {new} --stages target,task target.train.stpes=2",
+        "did you mean steps?",
+    ),
     (
         "finetune cvt/nano --train {labels} --unlabelled {tmp}/none -o {new}",
         "no such file: {tmp}/none",
@@ -358,7 +408,10 @@ MISTAKES = [
         "finetune cvt/nano --train {labels} --unlabelled {corpus} -o {new}",
         "{corpus} is a folder: give --unlabelled the text files themselves",
     ),
-    ("pretrain cvt/nano --corpus {corpus} -o {new}", "cvt has no pretraining: train it on"),
+    (
+        "pretrain cvt/nano --corpus {corpus} -o {new}",
+        "cvt has no pretraining objective: train it on",
+    ),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 2147483648", "--workers"),
     (
         "prepare {text} --tokenizer {tok} -o {new} --holdout nan",
@@ -421,6 +474,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.arpa").write_text(arpa.replace("-1\ta\n", "\\2-grams:\n"))
     (folder / "word.arpa").write_text(arpa.replace("-1\t<unk>", "much\t<unk>"))
     (folder / "far.txt").write_text("q\u0301q\u0301" + " 0.5" * 64 + "\n", encoding="utf-8")
+    pairs = "".join(f"the cat {i}\tdie Katze {i}\n" for i in range(20))
+    (folder / "pairs.tsv").write_text(pairs)
     (folder / "cut.vec.gz").write_bytes(gzip.compress(b"the" + b" 1" * 64)[:-6])
     (folder / "ragged.txt").write_text("the" + " 1" * 64 + "\na" + " 1" * 63 + "\n")
     (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import kinfolk as package
 from kinfolk import files, hub
+from kinfolk.batch import Inputs
 from kinfolk.cli import evaluate as command
 from kinfolk.data.encode import DocumentEncoder
 from kinfolk.workflows import evaluate
@@ -43,6 +45,36 @@ def test_the_numbers_agree_with_each_other(
     )
     # A decoder also predicts where each of the two documents ends.
     assert score["tokens"] == tokens + (2 if member == "gpt2" else 0)
+
+
+def test_a_bidirectional_model_is_scored_in_both_directions(
+    kinfolk: Kinfolk, home: Home, text: Path
+) -> None:
+    """By whole documents: the pair of numbers is that of each direction alone."""
+    run = home.run("elmo")
+    said = kinfolk("evaluate", run, "--text", text, "--device", "cpu", "--json", "--length", 8)
+    score = json.loads(said.out)
+    assert score["kind"].startswith("likelihood of each direction: left to right, and right")
+    for prefix in ("", "backward_"):
+        bits = score[f"{prefix}loss"] * score["tokens"] / math.log(2) / BYTES
+        assert score[f"{prefix}bits_per_byte"] == pytest.approx(bits)
+        assert score[f"{prefix}perplexity"] == pytest.approx(math.exp(score[f"{prefix}loss"]))
+    model, tokenizer = package.load(run)
+    nats = [0.0, 0.0]
+    for document in TEXT.strip().split("\n\n"):
+        ids = tokenizer.encode(document, add_special_tokens=False)
+        end = tokenizer.special_tokens.eos
+        rows = [torch.tensor([[end, *given, end]]) for given in (ids, ids[::-1])]
+        inputs = [Inputs.from_ids(row[:, :-1], causal=True) for row in rows]
+        with torch.no_grad():
+            hidden = model.forward_bilm(*inputs)
+            for direction in range(2):
+                logits = model.lm_logits(hidden[direction][0])
+                nats[direction] += float(logits.nll(rows[direction][0, 1:]))
+    found = [score[name] * score["tokens"] for name in ("loss", "backward_loss")]
+    assert found == pytest.approx(nats, rel=1e-5)
+    shown = kinfolk("evaluate", run, "--text", text, "--device", "cpu").out
+    assert "backward bits per byte" in shown
 
 
 @pytest.mark.parametrize("most", [9, 10**6])

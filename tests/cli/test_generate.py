@@ -317,7 +317,7 @@ MISTAKES = {
     "generate {gpt2} The --num 0": "--num-samples=0: it must be at least 1",
     "generate {gpt2} The --method contrastive --num 2": "contrastive search gives one output",
     "generate {corpus} The --method contrastive": "contrastive search is not supported by this",
-    "generate {corpus} The --precision int8": "precision int8 does not apply to n-gram models",
+    "generate {corpus} The --precision int8": "precision int8 does not apply to ngram models",
     "generate {gpt2} The --precision int4": "unknown precision 'int4': did you mean int8",
     "generate {gpt2} The --min-p 2": "--min-p=2: it must be above 0 and at most 1",
     "generate {gpt2} The --repetition-penalty 0": "--repetition-penalty=0: it must be above 0",

@@ -32,6 +32,7 @@ FINETUNED = [
     *("bert classify", "bert regress", "bert choose", "bert tag", "bert span", "bert coref"),
     *("t5 write", "gpt2 complete", "gpt2 lm"),
     *("gpt2 classify", "t5 classify", "glm classify", "xlnet classify", "bilstm classify"),
+    *("cvt classify", "cvt tag"),
 ]
 
 
@@ -105,6 +106,7 @@ def test_finetuning_gives_the_stored_losses(
         *("finetune", f"{member}/nano", "--train", files[0], "--dev", files[1], "--task", task),
         *("-o", tmp_path / "run", "--length", 64, "--epochs", 1, "--batch", 8, "--rate", "2e-3"),
         *("--dropout", "0.1", "--seed", 0, "--device", "cpu"),
+        *(["--unlabelled", files[1]] if member == "cvt" else []),
     )
     assert said.code == 0, said.err
     compare(f"finetune {case}", tmp_path / "run", update)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kinfolk.data import corpus as corpora
 from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.errors import UserError
 from kinfolk.files import sha256
@@ -122,6 +123,31 @@ def test_megatron_reads_what_was_written(documents: list[list[list[int]]]) -> No
     with tempfile.TemporaryDirectory() as name:
         write(Path(name), documents)
         assert Megatron(Path(name) / "tokens").all() == documents
+
+
+@given(
+    documents=st.lists(st.lists(SENTENCES, max_size=4), max_size=9),
+    size=st.integers(1, 7),
+    group=st.integers(1, 4),
+    stop=st.integers(0, 9),
+)
+@settings(max_examples=60)
+def test_blocks_hold_the_first_documents_and_their_ends(
+    documents: list[list[list[int]]], size: int, group: int, stop: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpora, "BATCH_NUMBERS", size)
+        patch.setattr(corpora, "BATCH_DOCUMENTS", group)
+        write(Path(name), documents)
+        found: list[list[int]] = [[]]
+        for ids, ends in Corpus.open(name).blocks(min(stop, len(documents))):
+            assert len(ids) <= size
+            for part in np.split(ids, ends)[:-1]:
+                found[-1] += part.tolist()
+                found.append([])
+            found[-1] += ids[ends[-1] if len(ends) else 0 :].tolist()
+        flat = [[token for sentence in one for token in sentence] for one in documents]
+        assert found == [*flat[:stop], []]
 
 
 def test_the_index_is_megatrons(corpus: Corpus) -> None:

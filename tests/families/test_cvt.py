@@ -1,5 +1,7 @@
 """Two bidirectional LSTMs, whose first layer reads each text in both directions separately."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ Array = NDArray[np.float64]
 def network(**fields: float) -> CVT:
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "embedding_size": 10, "lstm_size": 9, "projection_size": 6}
+    sizes |= {"num_filters": 4}
     return CVTConfig(**{**sizes, **fields}).build().eval()  # type: ignore[arg-type]
 
 
@@ -72,7 +75,8 @@ def test_packed_texts_are_read_as_if_each_were_alone() -> None:
 def test_both_layers_equal_the_equations_of_a_projected_lstm() -> None:
     model = network()
     ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
-    x = model.token_embeddings(ids)[0].detach().double().numpy()
+    vectors = model.token_embeddings(ids) + model.characters(ids)
+    x = vectors[0].detach().double().numpy()
     expected = []
     for layer in model.layers:
         assert isinstance(layer, nn.LSTM)
@@ -112,6 +116,19 @@ def test_words_and_states_are_dropped_in_training_alone_at_the_given_rate() -> N
     assert torch.equal(model.encode(inputs, dropout=0.5).hidden, still)
 
 
+def test_a_word_outside_the_vocabulary_is_read_by_its_characters() -> None:
+    model = network()
+    ids = torch.tensor([[3, 1, 4]])
+    inputs = Inputs.from_ids(ids, causal=False)
+    known = model.characters.table[ids].long()
+    spelled = replace(inputs, character_ids=known)
+    torch.testing.assert_close(model(spelled).hidden, model(inputs).hidden)
+    other = known.clone()
+    other[0, 1] = model.characters.table[7]
+    changed = model(replace(inputs, character_ids=other)).hidden
+    assert not torch.allclose(changed[0, 1], model(inputs).hidden[0, 1], atol=1e-4)
+
+
 def test_padding_is_zero() -> None:
     inputs = rows()
     hidden = network()(inputs).hidden
@@ -132,7 +149,10 @@ def test_sizes_are_the_standard_ones_and_the_paper_s() -> None:
     first, second = (4 * 1024 * (size + 512 + 2) + 512 * 1024 for size in (300, 1024))
     layers = sum(p.numel() for p in model.layers.parameters())
     assert layers == 2 * (first + second) == 21_364_736
-    assert sum(p.numel() for p in model.parameters()) == layers + 400_000 * 300
+    filters = sum(100 * (50 * width + 1) for width in (2, 3, 4))
+    characters = 262 * 50 + filters + 300 * (300 + 1)
+    assert sum(p.numel() for p in model.characters.parameters()) == characters
+    assert sum(p.numel() for p in model.parameters()) == layers + characters + 400_000 * 300
     assert paper.hidden_size == 2048
 
 

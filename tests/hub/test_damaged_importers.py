@@ -33,6 +33,11 @@ def fairseq(folder: Path, settings: Values, tensors: Values) -> Path:
     return folder
 
 
+def cove(folder: Path, settings: Values, tensors: Values) -> Path:
+    torch.save(tensors, folder / "wmtlstm.pth")
+    return folder
+
+
 def transfo_xl(folder: Path, settings: Values, tensors: Values) -> Path:
     named = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     torch.save(named, folder / "model.pt")
@@ -61,6 +66,11 @@ FAIRSEQ: Values = {
 Kind = tuple[Callable[[Path, Values, Values], Path], Values, Callable[[], Values]]
 KINDS: dict[str, Kind] = {
     "GLM's checkpoint": (glm_checkpoint, {}, glm_tensors),
+    "CoVe": (
+        cove,
+        {},
+        lambda: torch.nn.LSTM(6, 4, num_layers=2, bidirectional=True).state_dict(),
+    ),
     "GLM's folder": (glm_folder, {"num_attention_heads": 2}, glm_tensors),
     "fairseq's RoBERTa": (fairseq, FAIRSEQ, roberta_tensors),
     "fairseq's Transformer": (fairseq, FAIRSEQ, lambda: fairseq_tensors(joined=False)),

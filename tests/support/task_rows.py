@@ -176,6 +176,7 @@ def alone(reading: Example) -> Inputs:
         attention_mask=AttentionMask(document, time, time),
         position_ids=places,
         token_type_ids=row(reading.token_type_ids),
+        character_ids=row(reading.character_ids),
         block_position_ids=row(reading.block_position_ids),
         encoder_inputs=None
         if reading.encoder_input_ids is None

@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfolk.batch import Batch, Inputs, Loss
 from kinfolk.errors import UserError
 from kinfolk.families import family
+from kinfolk.hub import bind_tokenizer
 from kinfolk.nn.views import FULL, ModelWithViews, ModelWithViewsConfig, PredictionModule
 from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation, model_config
 from kinfolk.tasks.formulations.cross_view import (
@@ -41,6 +42,7 @@ def made(*kinds: str) -> tuple[list[CrossView], ModelWithViews]:
     ]
     torch.manual_seed(3)
     model: Any = model_config(formulations[0], body, others=formulations[1:]).build()
+    bind_tokenizer(model, tokenizer())
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -159,6 +159,9 @@ def test_wrong_settings_are_refused() -> None:
         model.check_lm_head()
     with pytest.raises(UserError, match="does not apply to tag tasks: did you mean bilstm_tagger"):
         replace(formulation, task_network="bilstm_tager").model_config(model.config.backbone)
+    classifier, _ = made("bert", "classify", FeatureClassifier)
+    with pytest.raises(UserError, match="reader does not apply to classify tasks"):
+        replace(classifier, task_network="reader").model_config(model.config.backbone)
 
 
 def test_word_vectors_stand_beside_the_features_or_alone(tmp_path: Path) -> None:

@@ -107,12 +107,15 @@ def test_plain_lines_are_inputs(tmp_path: Path, trained: FileSpec, line: str) ->
         (LABEL_LINES, ["good film", "bad film"], "label_lines"),
         (LABEL_LINES, ["__label__odd film", "__label__good film"], "label_lines"),
         (WORD_TAG, ["Ann", "ran", "", "He"], "columns"),
+        (WORD_TAG, ["我们", "去", "阿尔及利亚", "。"], "columns"),
+        (WORD_TAG, ["我去。", "你好！"], "text_lines"),
+        (WORD_TAG, ["我们今天去公园"], "text_lines"),
         (WORD_TAG, ["Ann NNP B-NP B-PER", "ran VBD B-VP O"], "columns"),
         (WORD_TAG, ["Ann x y good", "ran x y bad"], "columns"),
         (NAMED, ["sentence", "a fine film"], "table"),
     ],
 )
-def test_files_in_the_format_of_training_are_no_plain_lines(
+def test_words_in_columns_are_told_from_plain_lines(
     tmp_path: Path, trained: FileSpec, lines: list[str], format: str
 ) -> None:
     assert matched(opened(tmp_path, *lines, name="new.txt"), trained).format == format

@@ -143,6 +143,21 @@ def test_chinese_words_can_be_read_in_lower_case() -> None:
     assert lower.special_tokens.unk not in lower.encode("学习pytorch")
 
 
+def test_tokenized_text_is_split_at_white_space_alone() -> None:
+    lines = ["mr. vinken is n't <unk> N years old", "the u.s. N said"] * 3
+    tokenizer = train_tokenizer(lines, kind="word", vocab_size=117, segmenter="whitespace")
+    assert tokenizer.kind == "word"
+    for line in lines:
+        ids = tokenizer.encode(line)
+        assert [tokenizer.id_to_token(id) for id in ids] == line.split()
+        assert tokenizer.decode(ids) == line
+    assert tokenizer.encode("Mr. N") == [tokenizer.special_tokens.unk, tokenizer.token_to_id("N")]
+    lower = train_tokenizer(
+        lines, kind="word", vocab_size=117, segmenter="whitespace", lowercase=True
+    )
+    assert lower.token_to_id("n") is not None and lower.token_to_id("N") is None
+
+
 @pytest.mark.parametrize(("kind", "by"), [("bpe", "jieba"), ("word", "mecab")])
 def test_segmenters_that_do_not_fit_are_refused(kind: str, by: str) -> None:
     with pytest.raises(UserError, match=r"does not apply to kind .*: choose one of spaces, jieba"):

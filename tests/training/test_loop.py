@@ -66,6 +66,7 @@ class Run:
                 log_every=self.log_every,
                 evaluate=self.score if self.held else None,
                 save=self.save,
+                save_best=self.best,
                 callbacks=[OnStep(self.watched.append)],
                 should_stop=self.enough,
                 remedy=lambda: "Rest.",
@@ -94,6 +95,13 @@ def test_the_log_waits_for_the_device_no_more_often_than_told(tmp_path: Path) ->
     lines = run.go()
     assert [p.step for p in run.watched] == [3, 6, 9, 10]
     assert [line["step"] for line in lines] == list(range(1, 11))
+
+
+def test_the_best_step_is_saved_once_although_the_log_is_written_later(tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=9, log_every=10, eval_every=3, save_every=100)
+    run.best = True
+    run.go()
+    assert run.saved == [(3, 0.25), (6, 0.25), (9, 0.25)]
 
 
 def test_where_nothing_is_held_out_nothing_is_scored(tmp_path: Path) -> None:

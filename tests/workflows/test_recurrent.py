@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kinfolk.data.prepare import prepare, train_tokenizer
 from kinfolk.families.ulmfit import ULMFiTConfig
 from kinfolk.workflows.evaluate import evaluate
 from kinfolk.workflows.generate import generate
@@ -49,3 +50,13 @@ def test_it_is_evaluated_and_generates(home: Home, tmp_path: Path, objective: st
     if objective != "clm":  # whose rows cut the context
         assert found.loss == pytest.approx(last["eval_loss"], rel=1e-5)
     assert generate(run, "the", max_new_tokens=5)
+
+
+def test_a_corpus_without_sentences_is_enough(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(["word " * 40, "x", "other words " * 30] * 4))
+    tokenizer = train_tokenizer(text, kind="byte")
+    prepare(text, tokenizer, tmp_path / "corpus")
+    settings = [*SHORT, "train.steps=2"]
+    made = make_recipe("ulmfit/nano", tmp_path / "corpus", length=24, settings=settings)
+    assert pretrain(made, tmp_path / "run").is_dir()

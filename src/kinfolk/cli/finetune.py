@@ -32,7 +32,7 @@ from kinfolk.cli.options import (
     option_group,
 )
 from kinfolk.cli.output import note, numbers, print_json, print_line, print_table, table
-from kinfolk.config import as_settings
+from kinfolk.config import as_settings, read_type
 from kinfolk.errors import UserError
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows.folders import check_model_folder, check_new_folder, model_or_family
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.suites import SuiteResult, TrainFn
 
 T = TypeVar("T")
+LM_STAGES = ("general", "target")  # whose settings begin with their names
 KEYS = ("model", "formulations", "datasets", "teacher", "init_from", "name")  # of a recipe
 
 # Defaults of training that differ in fine-tuning.
@@ -77,7 +78,8 @@ class DataOptions:
     target: list[Path] | None = option("FILE", "Target lines aligned with --train.")
     dev_target: list[Path] | None = option("FILE", "Target lines aligned with --dev.")
     unlabelled: list[Path] | None = option(
-        "FILE", "cvt: text or rows to learn from without labels; none for no text. Repeatable."
+        "FILE",
+        "cvt, --stages: text or rows to learn from without labels; none for no text. Repeatable.",
     )
     task: str = option(
         "NAME",
@@ -156,7 +158,9 @@ class TaskOptions:
     task_network: str | None = option(
         "NAME", "features: bilstm_tagger, bilstm_classifier, bcn or reader."
     )
-    vectors: Path | None = option("FILE", "features: Word vectors beside them (GloVe, word2vec).")
+    vectors: Path | None = option(
+        "FILE", "features, cross_view: Word vectors (GloVe, word2vec) of the words."
+    )
     feature_layers: str | None = option("NAME", "features: mixed, last or none (default: mixed).")
     output_features: bool = flag(
         "--output-features", "features: Add them after the task network's layers too."
@@ -182,10 +186,38 @@ class ModelOptions:
     )
 
 
+@dataclass(frozen=True)
+class StageOptions:
+    """Options of fine-tuning in stages."""
+
+    stages: str | None = option(
+        "LIST", "Train on general text, the task's text and its labels: general,target,task."
+    )
+    corpus: Path | None = option("DIR", "Corpus of the stage general.")
+
+    def check(self, data: DataOptions, start: ModelOptions, task: TaskOptions) -> None:
+        """Refuse options that do not apply to stages."""
+        if self.stages is None:
+            if self.corpus is not None:
+                raise UsageError("--corpus is read by the stage general: add --stages")
+            return
+        others = {
+            "--suite": data.suite is not None,
+            "several --train": len(data.train or ()) > 1,
+            "--seeds": start.seeds is not None,
+            "--teacher": start.teacher is not None,
+            "--from-scratch": start.from_scratch,
+            "--tokenizer": start.tokenizer is not None,
+        }
+        if given := [name for name, is_given in others.items() if is_given]:
+            raise UsageError(f"--stages cannot be combined with {', '.join(given)}")
+
+
 @command("kinfolk finetune runs/bert --train train.tsv --dev dev.tsv -o runs/triage", panel=TRAIN)
 @option_group("data", DataOptions, panel="Labelled data")
 @option_group("task_options", TaskOptions, panel="Task formulation")
 @option_group("model_options", ModelOptions)
+@option_group("stage_options", StageOptions, panel="Stages (ULMFiT)")
 @field_options("finetuning", FineTuneConfig, panel="Fine-tuning")
 @field_options("training", TrainConfig, defaults=DEFAULTS, help=HELP)
 def finetune(
@@ -200,6 +232,7 @@ def finetune(
     data: DataOptions,
     task_options: TaskOptions,
     model_options: ModelOptions,
+    stage_options: StageOptions,
     out: Path | None = RUN_FOLDER,
     resume: Path | None = RESUME,
     json: bool = JSON,
@@ -225,15 +258,21 @@ def finetune(
     if model_options.distillation_weight is not None and model_options.teacher is None:
         raise UsageError("--distillation-weight requires --teacher")
     data.check(task_options)
+    stage_options.check(data, model_options, task_options)
     model = model_or_family(model)
     if Path(model).exists():
         check_model_folder(model)
     if model_options.teacher is not None:
         check_model_folder(model_options.teacher)
     check_new_folder(out)
-    check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, KEYS)
+    keys = KEYS if stage_options.stages is None else (*KEYS, *LM_STAGES)
+    check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, keys)
     settings = [*as_settings(training, "train."), *as_settings(finetuning, "finetune.")]
     settings += overrides or []
+    if stage_options.stages is not None:
+        run = run_in_stages(model, data, task_options, stage_options, out, settings)
+        print_scores(run / "task", json=json)
+        return
     train = training_function(
         model,
         model_options,
@@ -251,6 +290,42 @@ def finetune(
         for message in dataset.messages():
             note(message)
     print_scores(train(datasets, out, task_options.metric), json=json)
+
+
+def run_in_stages(
+    model: str,
+    data: DataOptions,
+    task: TaskOptions,
+    options: StageOptions,
+    out: Path,
+    settings: Sequence[str],
+) -> Path:
+    """Train on text and then on labels, each stage in a folder of the run."""
+    from kinfolk.workflows.stages import check_stages, finetune_in_stages
+
+    assert options.stages is not None
+    stages = [name.strip() for name in options.stages.split(",")]
+    unlabelled = data.unlabelled_files or ()
+    check_stages(model, stages, options.corpus, unlabelled)
+    for stage in LM_STAGES:
+        own = [text.removeprefix(f"{stage}.") for text in settings if text.startswith(f"{stage}.")]
+        check_overrides(own, {"train": TrainConfig}, ("model", "objective", "layer_lr_decay"))
+    datasets = data.read()
+    for message in datasets[0].messages():
+        note(message)
+    return finetune_in_stages(
+        model,
+        datasets[0],
+        out,
+        stages=stages,
+        corpus=options.corpus,
+        unlabelled=unlabelled,
+        formulation=task.formulation,
+        length=task.length,
+        metric=task.metric,
+        settings=settings,
+        progress=lambda folder: progress_of(folder, out),
+    )
 
 
 def training_function(
@@ -326,12 +401,15 @@ def per_file(option: str, values: Sequence[T] | None, count: int) -> list[T | No
 
 
 def resume_runs(run: Path) -> Path:
-    """Resume a run, or all runs of several seeds."""
+    """Resume a run, all runs of several seeds, or the stages of a run; return the scored run."""
     from kinfolk.workflows import seeds
     from kinfolk.workflows.pretrain import resume
+    from kinfolk.workflows.stages import resume_stages
 
     if seeds.is_multi_seed(run):
         return seeds.resume(run, lambda inner: progress_of(inner, run))
+    if read_type(run / "recipe.json") == "stages":
+        return resume_stages(run, lambda inner: progress_of(inner, run)) / "task"
     with progress_of(run, run) as progress:
         return resume(run, callbacks=[progress])
 

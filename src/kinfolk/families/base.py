@@ -294,7 +294,8 @@ class Family:
         """Return an objective by its name; by default the first."""
         if not self.objectives and self.formulation:
             raise UserError(
-                f"{self.name} has no pretraining: train it on labelled rows with kinfolk finetune"
+                f"{self.name} has no pretraining objective: train it on labelled rows with kinfolk "
+                "finetune, and score it with kinfolk evaluate --test"
             )
         if not self.objectives:
             raise UserError(

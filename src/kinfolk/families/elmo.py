@@ -68,7 +68,7 @@ class ELMoConfig(ModelConfig):
         help="number of character filters of each width, from 1 character up",
     )
     num_highway: int = field(
-        default=2, ge=0, le=MAX_LAYERS, help="number of highway layers over the filters"
+        default=2, ge=1, le=MAX_LAYERS, help="number of highway layers over the filters"
     )
     activation: Literal["relu", "tanh"] = field(
         default="relu", help="activation function of the filters"
@@ -88,11 +88,11 @@ class ELMoConfig(ModelConfig):
         lt=MAX_VOCAB,
         help="first id of each cluster of rarer tokens (adaptive softmax)",
     )
-    num_samples: int = field(
+    num_samples: int | None = field(
         default=8192,
-        ge=0,
+        ge=1,
         le=MAX_VOCAB,
-        help="ids that a label is compared with in training (sampled softmax); 0: with all",
+        help="ids that a label is compared with in training (sampled softmax); None: with all",
     )
     dropout: float = model_field("dropout", 0.1)
 
@@ -268,7 +268,7 @@ class ELMo(LanguageModel):
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits of the next token, or of the one before: those of one direction."""
         samples, logits = self.config.num_samples, self.softmax.lm_logits(hidden)
-        if not self.training or not 0 < samples < self.config.vocab_size:
+        if not self.training or samples is None or samples >= self.config.vocab_size:
             return logits
         return SampledLogits(
             hidden, self.softmax.weight_of(0), self.softmax.bias, self.config.vocab_size, samples
@@ -330,7 +330,7 @@ def standard_config(name: str) -> ELMoConfig:
         num_highway=1 if hidden_size <= 256 else 2,
         cell_clip=None,
         projection_clip=None,
-        num_samples=0,
+        num_samples=None,
         dropout=0.0,
     )
 

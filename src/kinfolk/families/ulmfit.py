@@ -110,6 +110,15 @@ class ULMFiT(LanguageModel):
         output = recurrence.output(recurrence.unflatten(locked_dropout(x, c.output_dropout)))
         return replace(output, undropped=recurrence.unflatten(x)) if self.training else output
 
+    @property
+    def num_feature_layers(self) -> int:
+        """The number of hidden states that `layer_outputs` returns."""
+        return 2
+
+    def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the embeddings and the last layer's output; those between have another size."""
+        return [self.token_embeddings(inputs.input_ids), self(inputs).hidden]
+
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings; a dropped word is dropped wherever it occurs in the batch."""
         x: Tensor = self.token_embeddings(input_ids)

@@ -84,10 +84,13 @@ class PackedTexts:
     last_texts: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, document_ids: Tensor) -> "PackedTexts":
-        """Find the texts by their document ids, (rows, length), each a run of equal ids."""
+    def of(cls, document_ids: Tensor, device: torch.device | None = None) -> "PackedTexts":
+        """Find the texts by their document ids, (rows, length), each a run of equal ids.
+
+        `device` is that of the vectors, where the ids are not on it.
+        """
         # On the CPU, which needs the lengths: one wait for an accelerator instead of many.
-        ids, device = document_ids.cpu(), document_ids.device
+        ids, device = document_ids.cpu(), device or document_ids.device
         before = F.pad(ids, (1, 0), value=-1)[:, :-1]
         starts_text = ids != before
         starts_text[:, 0] = True  # the same id in the next row is another text
@@ -164,7 +167,7 @@ def texts_of(mask: AttentionMask) -> WholeRows | PackedTexts:
     ids = mask.document_ids.cpu()
     if bool((ids == ids[:, :1]).all() and (ids >= 0).all()):
         return WholeRows()
-    return PackedTexts.of(mask.document_ids)
+    return PackedTexts.of(ids, mask.document_ids.device)
 
 
 class Recurrence:

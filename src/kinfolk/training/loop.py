@@ -132,6 +132,7 @@ class TrainLoop:
         try:
             for batch in batches:
                 with defer_signals():
+                    self.evaluation = None
                     output = self.step(self.global_step, batch)
                     self.unlogged.append((self.global_step + 1, output))
                     if not output.updated:
@@ -172,7 +173,6 @@ class TrainLoop:
         tokens = sum(int(output.tokens) for _, output in self.unlogged)
         speed = tokens / max(time.perf_counter() - self.since, 1e-9)
         self.unlogged.clear()
-        self.evaluation = None
         for index, (number, line) in enumerate(lines):
             norm = line.get("grad_norm", 0.0)
             for name, value in (("loss", line["loss"]), ("gradient norm", norm)):

@@ -120,12 +120,12 @@ def _group_nll(model: NGram, documents: Sequence[Ids], bos: int, eos: int) -> li
     start, end = np.array([bos]), np.array([eos])
     parts = [part for ids in documents for part in (start, ids, end)]
     sizes = np.array([len(ids) + 1 for ids in documents])
-    document_ids = torch.from_numpy(np.repeat(np.arange(len(documents)), sizes + 1))
+    document_ids = torch.from_numpy(np.repeat(np.arange(len(documents)), sizes + 1))[None]
     input_ids = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
     inputs = Inputs(
         input_ids=input_ids[None],
-        attention_mask=AttentionMask(*[document_ids[None]] * 3),
-        position_ids=document_ids[None],
+        attention_mask=AttentionMask(document_ids, document_ids, document_ids),
+        position_ids=document_ids,
     )
     hidden = model(inputs).hidden[0]
     nll = (

@@ -12,6 +12,7 @@ import torch
 from kinfolk.batch import Batch, Loss
 from kinfolk.data.corpus import Corpus, IntArray
 from kinfolk.data.ngram_counts import NGramCounter, TokenBlock
+from kinfolk.errors import UserError
 from kinfolk.families.ngram import NGram, NGramConfig
 from kinfolk.objectives.objective import Objective
 from kinfolk.training.step import StepOutput
@@ -46,7 +47,13 @@ class CountingStep:
         )
         # Thresholds of longer n-grams do not apply yet.
         c = replace(self.config, order=order, prune=self.config.prune[:order])
-        self.on_model(count_model(counter, c, self.folder / f"{order}.safetensors").eval())
+        try:
+            self.on_model(count_model(counter, c, self.folder / f"{order}.safetensors").eval())
+        except OSError as error:  # numpy writes without an error number
+            raise UserError(
+                f"{order}-grams could not be counted in {self.folder} ({error}): free some space "
+                "and resume the run"
+            ) from error
         sample = islice(self._documents(), TRAINING_SAMPLE)
         losses = np.concatenate([*document_nll(self.model(), sample, bos, eos)])
         tokens = sum(corpus.tokens + corpus.documents for corpus in self.corpora)

@@ -324,12 +324,11 @@ class FineTuneWorkload(Workload):
         """Build the workload of a run folder."""
         if newest is not None:
             check_resumed_recipe(folder, recipe, newest)
+        tokenizer = Tokenizer.load(folder / "tokenizer")
         if newest is None and recipe.init_from:
-            saved: Any = hub.load_model(Path(recipe.init_from))
-            backbone = saved.pretrained
+            backbone = hub.load(Path(recipe.init_from), tokenizer)[0].pretrained
         else:
             backbone = build_fresh_model(recipe)
-        tokenizer = Tokenizer.load(folder / "tokenizer")
         fresh = newest is None
         return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS, fresh=fresh)
 

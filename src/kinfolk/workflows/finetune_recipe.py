@@ -146,6 +146,7 @@ def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
 
 
 VOCAB_SIZE = 8192  # of a tokenizer trained on the labelled text
+WORD_VOCAB_SIZE = 2**15  # of whole words, where the network reads others by their characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +183,19 @@ class InitialWeights:
         if self.tokenizer:
             return load_tokenizer(self.tokenizer)
         texts = (text for group in rows for row in group for text in row.texts_and_labels)
-        return train_tokenizer(texts, kind="wordpiece", vocab_size=VOCAB_SIZE, fewer=True)
+        if self.family_config.max_characters is None:
+            return train_tokenizer(texts, kind="wordpiece", vocab_size=VOCAB_SIZE, fewer=True)
+        return train_tokenizer(texts, kind="word", vocab_size=WORD_VOCAB_SIZE, fewer=True)
+
+    @property
+    def family_config(self) -> Any:
+        """The config of FAMILY/SIZE."""
+        name, _, size = self.name.partition("/")
+        return family(name).config(size or "tiny")
 
     def config(self, tokenizer: Tokenizer) -> Any:
         """Return the config of FAMILY/SIZE for a tokenizer."""
-        name, _, size = self.name.partition("/")
-        config = family(name).config(size or "tiny")
-        return config.with_fields(
+        return self.family_config.with_fields(
             vocab_size=tokenizer.vocab_size,
             decoder_start_token_id=tokenizer.special_tokens.pad,
             padding_idx=tokenizer.special_tokens.pad,

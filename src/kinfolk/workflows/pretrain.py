@@ -11,7 +11,7 @@ import torch
 
 from kinfolk import hub
 from kinfolk.batch import Batch, Loss, SegmentMemory
-from kinfolk.config import read_json
+from kinfolk.config import read_json, type_name
 from kinfolk.data.corpus import Corpus, corpus_fingerprint
 from kinfolk.data.datasets import (
     ContiguousDataset,
@@ -64,6 +64,10 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
     else:
         from kinfolk.workflows.finetune import FineTuneWorkload
 
+        if type_name(recipe) == "stages":
+            raise UserError(
+                f"{out} is a run in stages: use kinfolk finetune --resume {out}, or resume_stages"
+            )
         if not isinstance(recipe, FineTuneRecipe):
             raise UserError(f"{out / 'recipe.json'} is not the recipe of a run")
         kind = FineTuneWorkload

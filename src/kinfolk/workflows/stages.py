@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import config, did_you_mean, field, read_json, write_json
+from kinfolk.config import apply_overrides, config, did_you_mean, field, read_json, write_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
@@ -26,6 +26,7 @@ from kinfolk.families import family_of
 from kinfolk.files import new_file, new_folder, replace_link
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
 from kinfolk.tasks.rows import LabelledText
+from kinfolk.tasks.unlabelled import UnlabelledText, unlabelled_text
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
@@ -47,6 +48,7 @@ STAGES = ("general", "target", "task")
 SHARED = ("train.seed", "train.device", "train.precision", "train.workers")
 TARGET_EPOCHS = 5  # over the text of the task
 TARGET_HOLDOUT = 0.05  # of the texts of the task, for the loss in the log
+MIN_TEXTS = 200  # from which some are held out
 
 Progress = Callable[[Path], AbstractContextManager[Callback]]
 
@@ -64,7 +66,7 @@ class StagesRecipe:
     stages: tuple[str, ...] = field(help="names of the stages, in their order")
     dataset: TaskDataset = field(group="file", help="labelled files")
     corpus: str = field(default="", help="folder of the corpus of general text")
-    target_text: tuple[str, ...] = field(default=(), help="files with more text of the task")
+    unlabelled: UnlabelledText | None = field(default=None, help="more text of the task")
     settings: tuple[str, ...] = field(
         default=(), help="settings of the task; those of other stages begin with their names"
     )
@@ -91,7 +93,7 @@ def finetune_in_stages(
     *,
     stages: Sequence[str] = ("target", "task"),
     corpus: Path | str | None = None,
-    target_text: Sequence[Path | str] = (),
+    unlabelled: Sequence[Path | str] = (),
     dev: RowSource | None = None,
     task: str | None = None,
     columns: str | None = None,
@@ -106,14 +108,15 @@ def finetune_in_stages(
 
     `finetune_in_stages("runs/ulmfit", "train.tsv", "runs/reviews", dev="dev.tsv")`
 
-    With the stage "general", the model is first trained on a corpus of general text. Settings and
-    keywords are those of the task; "target.train.steps=500" is one of the stage "target".
+    With the stage "general", the model is first trained on a corpus of general text. The stage
+    "target" reads the texts of the training rows, and `unlabelled` files. Settings and keywords are
+    those of the task; "target.train.steps=500" is one of the stage "target".
     """
     overrides = keyword_settings(fields, {"train": TrainConfig, "finetune": FineTuneConfig})
     overrides += settings_list(settings)
     out = Path(out)
     check_new_folder(out, RESUME)
-    name = check_stages(str(model), stages, corpus, target_text)
+    name = check_stages(str(model), stages, corpus, unlabelled)
     datasets = as_datasets(train, out, dev=dev, task=task, columns=columns)
     if len(datasets) > 1:
         raise UserError(f"stages take one training file, not {len(datasets)}: train on one task")
@@ -122,23 +125,32 @@ def finetune_in_stages(
         stages=tuple(stages),
         dataset=datasets[0],
         corpus="" if corpus is None else str(Path(corpus).resolve()),
-        target_text=tuple(str(Path(file).resolve()) for file in target_text),
+        unlabelled=unlabelled_text(unlabelled, datasets) if unlabelled else None,
         settings=tuple(overrides),
         formulation=formulation,
         length=length,
         metric=metric,
     )
+    for stage in STAGES[:-1]:  # of the others, wrong settings are found when they start
+        own = recipe.settings_of(stage)
+        train_settings = [text.removeprefix("train.") for text in own if text.startswith("train.")]
+        apply_overrides(TrainConfig(), train_settings)
     with new_folder(out) as folder:
         recipe.dataset.write_rows(folder)
         write_json(recipe, folder / "recipe.json")
-    return run_stages(recipe, out, progress)
+    try:
+        return run_stages(recipe, out, progress)
+    except BaseException:
+        if not any((out / stage).exists() for stage in stages):
+            shutil.rmtree(out)  # nothing was started
+        raise
 
 
 def check_stages(
     model: str,
     stages: Sequence[str],
     corpus: Path | str | None,
-    target_text: Sequence[Path | str],
+    unlabelled: Sequence[Path | str],
 ) -> str:
     """Refuse stages that do not fit together; return the model, as a path if it is a folder."""
     for stage in stages:
@@ -156,13 +168,10 @@ def check_stages(
         raise UserError(
             "the stage general and its --corpus DIR belong together: give both, or neither"
         )
-    if target_text and "target" not in stages:
-        raise UserError("--target-text is read by the stage target: add it to --stages")
+    if unlabelled and "target" not in stages:
+        raise UserError("--unlabelled text is read by the stage target: add it to --stages")
     if corpus is not None:
         Corpus.open(Path(corpus))
-    for file in target_text:
-        if not Path(file).is_file():
-            raise UserError(f"no such file: {file}")
     model = model_or_family(model)
     if Path(model).exists():
         return str(find_model_folder(model).resolve())
@@ -172,12 +181,6 @@ def check_stages(
             "folder of a model, or add the stage general with --corpus"
         )
     return model
-
-
-def is_staged(out: Path) -> bool:
-    """Return whether a folder is a run in stages."""
-    path = out / "recipe.json"
-    return path.is_file() and isinstance(read_json(path), StagesRecipe)
 
 
 def resume_stages(out: Path, progress: Progress = quiet) -> Path:
@@ -242,14 +245,15 @@ def target_corpus(recipe: StagesRecipe, weights: str, out: Path) -> Path:
     """Tokenize the texts of the training rows, and other text of the task."""
     corpus = out / "corpus"
     if not (corpus / "corpus.json").is_file():
-        texts = out / "texts.jsonl"
-        with new_file(texts) as file:
-            for row in recipe.dataset.splits[0]:
-                text = " ".join(row.texts) if isinstance(row, LabelledText) else row.text
+        more = () if recipe.unlabelled is None else recipe.unlabelled.rows
+        rows = [*recipe.dataset.splits[0], *more]
+        texts = [" ".join(r.texts) if isinstance(r, LabelledText) else r.text for r in rows]
+        with new_file(out / "texts.jsonl") as file:
+            for text in texts:
                 file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+        holdout = TARGET_HOLDOUT if len({*texts}) >= MIN_TEXTS else 0.0
         tokenizer = load_tokenizer(weights)
-        files = [texts, *map(Path, recipe.target_text)]
-        prepare(files, tokenizer, corpus, field="text", holdout=TARGET_HOLDOUT)
+        prepare(out / "texts.jsonl", tokenizer, corpus, field="text", holdout=holdout)
     return corpus
 
 

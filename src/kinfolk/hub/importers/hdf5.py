@@ -110,7 +110,7 @@ def _config(options: Mapping[str, Any]) -> ELMoConfig:
         activation=cnn["activation"],
         cell_clip=lstm.get("cell_clip"),
         projection_clip=lstm.get("proj_clip"),
-        num_samples=0,
+        num_samples=None,
         dropout=options.get("dropout", 0.1),
     )
 

@@ -4,6 +4,7 @@ Columns that are known by their number alone are checked, so that no label, id o
 taken for a text.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,7 +25,10 @@ from kinfolk.tasks.formats.label_lines import (
     text_lines_spec,
 )
 from kinfolk.tasks.formats.labelled_file import LabelledFile, preview
+from kinfolk.text.segment import HAN, SENTENCE_END_CHARS
 
+UNSPACED = re.compile(f"[\u3041-\u30ff{HAN}]")
+MEAN_WORD_CHARS = 4  # of Chinese and Japanese words in a file; longer lines are sentences
 HAS_COLUMNS = ("table", "columns", "digits")
 
 
@@ -147,11 +151,24 @@ def _are_words_in_columns(file: LabelledFile, lines: Sequence[str], labels: Sequ
     words = [line for line in lines if not line.startswith(("# ", DOCSTART))]
     rows = [line.split() for line in words]
     widths = {*map(len, rows)}
-    if is_conllu(file) or widths <= {1} or detect_columns(file) is not None:
+    if is_conllu(file):
+        return True
+    if widths <= {1}:
+        return not _are_unspaced_sentences(words)
+    if detect_columns(file) is not None:
         return True
     last = [row[-1] for row in rows]
     known = bool(labels) and {*last} <= {*labels}
     return len(widths) == 1 and (known or (len(rows) > 1 and are_tags(last, last)))
+
+
+def _are_unspaced_sentences(lines: Sequence[str]) -> bool:
+    """Return whether lines without spaces are sentences of Chinese or Japanese, not words."""
+    texts = [line.strip() for line in lines if UNSPACED.search(line)]
+    if not texts:
+        return False
+    ends = any(len(text) > 1 and text[-1] in SENTENCE_END_CHARS for text in texts)
+    return ends or sum(map(len, texts)) / len(texts) > MEAN_WORD_CHARS
 
 
 def _is_readable(file: LabelledFile, spec: FileSpec) -> bool:

@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import Batch, Inputs, Loss, TensorTree
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
+from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.views import FULL, ModelWithViews, TaskViews, Unit
 from kinfolk.tasks.formulations.base import (
     Instance,
@@ -38,8 +39,9 @@ from kinfolk.tasks.formulations.base import (
     segment_mean,
     split_by_instance,
 )
-from kinfolk.tasks.formulations.head import LabelHead, SequenceHead, TokenHead
+from kinfolk.tasks.formulations.head import SequenceHead, TokenHead, VectorHead
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.vectors import read_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +119,12 @@ class UnlabelledViews(TensorTree):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossView(LabelHead):
+class CrossView(VectorHead):
     """Base of the formulations of cross-view training, one for each file that is trained on."""
 
-    task_number: int = 0  # of its modules in the network
+    task_number: int = field(
+        default=0, ge=0, lt=2**16, help="number of the task's modules in the network"
+    )
 
     name = "cross_view"
     needs_template = True
@@ -130,6 +134,22 @@ class CrossView(LabelHead):
     def module_config(self) -> TaskViews:
         """The config of its prediction modules."""
         return TaskViews(unit=self.unit, labels=self.task.labels)
+
+    def prepare(self, model: ModelWithViews, tokenizer: Tokenizer) -> list[str]:
+        """Let the word embeddings start from the vectors of a file."""
+        if not self.vectors:
+            return []
+        table = model.backbone.token_embeddings
+        assert isinstance(table, TokenEmbedding)
+        vectors = read_vectors(self.vectors, tokenizer)
+        if vectors.values.shape[1] != table.embedding_dim:
+            raise UserError(
+                f"{self.vectors} has vectors of {vectors.values.shape[1]} numbers, but the word "
+                f"embeddings of the network have {table.embedding_dim}: set "
+                f"model.backbone.embedding_size={vectors.values.shape[1]}, or use other vectors"
+            )
+        table.set_rows(vectors.ids, vectors.values)
+        return [f"{self.vectors}: {vectors.summary}"]
 
     @abstractmethod
     def about(
@@ -201,7 +221,7 @@ class CrossViewTags(CrossView, TokenHead):
 class CrossViewTexts(CrossView, SequenceHead):
     """Cross-view training of a classifier of texts."""
 
-    mean_pooling: bool = True
+    mean_pooling: bool = field(default=True, help="score the mean over the tokens of a text")
 
     outputs = ("label",)
     unit = "text"

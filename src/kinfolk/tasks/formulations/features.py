@@ -10,7 +10,6 @@ classifier those of all tokens of each text. Two texts of a pair are encoded by 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,7 +22,7 @@ from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.nn.task_networks import FeatureLayers, ModelWithFeaturesConfig, TextFeatures
 from kinfolk.tasks.formulations.base import Instance, RawScores, TaskTargets, split_by_instance
-from kinfolk.tasks.formulations.head import LabelHead, SequenceHead, TokenHead
+from kinfolk.tasks.formulations.head import SequenceHead, TokenHead, VectorHead
 from kinfolk.tasks.formulations.sequences import (
     apply_template,
     causal_special_tokens,
@@ -32,22 +31,19 @@ from kinfolk.tasks.formulations.sequences import (
     words_example,
 )
 from kinfolk.tasks.task import Prediction, TaskOutput
-from kinfolk.text.characters import OpenVocabulary
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.text.vectors import read_vectors, vector_size, vectors_fingerprint
+from kinfolk.text.vectors import read_vectors, vector_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Features(LabelHead):
+class Features(VectorHead):
     """Base of task networks over the hidden states of a pretrained network."""
 
     task_network: str = ""  # registered name; empty: the default of the task
     feature_layers: FeatureLayers = "mixed"
     output_features: bool = False  # add them at the output of the task network's layers too
     train_backbone: bool = False
-    vectors: str = ""  # file of word vectors beside the features; empty for none
-    vector_size: int = 0
-    max_characters: int | None = None  # of a token that the network reads
+    vector_size: int = 0  # of the word vectors beside the features
     causal: bool = False  # the pretrained network is a decoder
 
     name = "features"
@@ -84,10 +80,7 @@ class Features(LabelHead):
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights and the size of the word vectors."""
         fitted = super().fit(rows, tokenizer, balanced=balanced)
-        if not self.vectors:
-            return fitted
-        path = Path(self.vectors).resolve()
-        return replace(fitted, vectors=str(path), vector_size=vector_size(path))
+        return replace(fitted, vector_size=vector_size(self.vectors)) if self.vectors else fitted
 
     def prepare(self, model: Any, tokenizer: Tokenizer) -> list[str]:
         """Set the word vectors."""
@@ -96,24 +89,6 @@ class Features(LabelHead):
         vectors = read_vectors(self.vectors, tokenizer)
         model.set_word_vectors(vectors.ids, vectors.values)
         return [f"{self.vectors}: {vectors.summary}"]
-
-    def fingerprints(self) -> list[tuple[str, str]]:
-        """Return the file of word vectors and its hash."""
-        return [vectors_fingerprint(self.vectors)] if self.vectors else []
-
-    def open(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Return a tokenizer that tells unknown words apart, if the network reads characters."""
-        return tokenizer if self.max_characters is None else OpenVocabulary(tokenizer)
-
-    def add_characters(self, instances: list[Instance], tokenizer: Tokenizer) -> list[Instance]:
-        """Add the characters of tokens to instances that were made with `open`."""
-        size = self.max_characters
-        if size is None or not isinstance(tokenizer, OpenVocabulary):
-            return instances
-        return [
-            replace(i, examples=tuple(with_characters(e, tokenizer, size) for e in i.examples))
-            for i in instances
-        ]
 
     def text_example(self, ids: Sequence[int], tokenizer: Tokenizer) -> Example:
         """Return the example of a text that fits; of an empty one the first token is read."""
@@ -152,13 +127,6 @@ class FeatureTagger(Features, TokenHead):
                 "CRF scores whole sequences: remove it"
             )
         return super().fit(rows, tokenizer)
-
-    def instances(
-        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
-    ) -> list[Instance]:
-        """Encode the words; those that the vocabulary lacks are read by their characters."""
-        opened = self.open(tokenizer)
-        return self.add_characters(super().instances(row, opened, labelled=labelled), opened)
 
     def example(
         self, words: Sequence[Sequence[int]], predicate: Sequence[int] | None, tokenizer: Tokenizer
@@ -218,13 +186,6 @@ class FeatureClassifier(Features, SequenceHead):
         """Whether it reads pairs."""
         return {"pair": self.task.is_pair}
 
-    def instances(
-        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
-    ) -> list[Instance]:
-        """Encode the texts; words that the vocabulary lacks are read by their characters."""
-        opened = self.open(tokenizer)
-        return self.add_characters(super().instances(row, opened, labelled=labelled), opened)
-
     def encode_row(self, row: Any, tokenizer: Tokenizer) -> list[tuple[Example, int]]:
         """Return an example for each text, and how many tokens were truncated."""
         return [self.encode_texts([ids], tokenizer) for ids in encode_plain(tokenizer, row.texts)]
@@ -243,16 +204,6 @@ class FeatureClassifier(Features, SequenceHead):
         )
         scores: Tensor = model.task_network(texts)
         return scores
-
-
-def with_characters(example: Example, vocabulary: OpenVocabulary, size: int) -> Example:
-    """Return an example with the characters of its tokens, and ids of the vocabulary alone."""
-    ids = example.input_ids
-    return replace(
-        example,
-        input_ids=vocabulary.close(ids),
-        character_ids=vocabulary.character_ids(ids, size),
-    )
 
 
 def with_end(example: Example, eos: int) -> Example:

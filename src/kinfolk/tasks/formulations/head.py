@@ -7,6 +7,7 @@ read     *                                  read       *       *     *  *
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -43,11 +44,14 @@ from kinfolk.tasks.formulations.sequences import (
     num_special_tokens,
     split_to_fit,
     truncate_longest_first,
+    with_characters,
     words_example,
 )
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
 from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.text.characters import OpenVocabulary
 from kinfolk.text.tokenizer import TemplateName, Tokenizer
+from kinfolk.text.vectors import vectors_fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +70,29 @@ class LabelHead(Formulation):
     temperature: float = field(
         default=2.0, gt=0, help="temperature of the teacher's and the student's logits"
     )
+    max_characters: int | None = field(
+        default=None, ge=3, help="characters of a token that the network reads; null for ids alone"
+    )
 
     distills = True
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights."""
         return replace(self, class_weights=self.task.class_weights(rows)) if balanced else self
+
+    def open(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Return a tokenizer that tells unknown words apart, if the network reads characters."""
+        return tokenizer if self.max_characters is None else OpenVocabulary(tokenizer)
+
+    def add_characters(self, instances: list[Instance], tokenizer: Tokenizer) -> list[Instance]:
+        """Add the characters of tokens to instances that were made with `open`."""
+        size = self.max_characters
+        if size is None or not isinstance(tokenizer, OpenVocabulary):
+            return instances
+        return [
+            replace(i, examples=tuple(with_characters(e, tokenizer, size) for e in i.examples))
+            for i in instances
+        ]
 
     def weights_of(self, target: Tensor) -> Tensor:
         """Return the weight of each target."""
@@ -92,6 +113,24 @@ class LabelHead(Formulation):
     def soft_labels(self, logits: RawScores, temperature: float) -> RawScores:
         """Return the probabilities at a temperature."""
         return softmax(logits / temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorHead(LabelHead):
+    """Base of heads on a network with word vectors from a file."""
+
+    vectors: str = field(default="", help="file of word vectors; empty for none")
+
+    def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
+        """Set the class weights and the path of the word vectors."""
+        fitted = super().fit(rows, tokenizer, balanced=balanced)
+        return (
+            replace(fitted, vectors=str(Path(self.vectors).resolve())) if self.vectors else fitted
+        )
+
+    def fingerprints(self) -> list[tuple[str, str]]:
+        """Return the file of word vectors and its hash."""
+        return [vectors_fingerprint(self.vectors)] if self.vectors else []
 
 
 @config("sequence_head")
@@ -118,9 +157,11 @@ class SequenceHead(LabelHead):
         self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
     ) -> list[Instance]:
         """Encode the texts of a row, or each of its options."""
-        examples, truncated = zip(*self.encode_row(row, tokenizer), strict=True)
+        opened = self.open(tokenizer)
+        examples, truncated = zip(*self.encode_row(row, opened), strict=True)
         target = self.target(row) if labelled else None
-        return [Instance(examples=examples, target=target, truncated_tokens=sum(truncated))]
+        instance = Instance(examples=examples, target=target, truncated_tokens=sum(truncated))
+        return self.add_characters([instance], opened)
 
     def encode_row(self, row: Any, tokenizer: Tokenizer) -> list[tuple[Example, int]]:
         """Return the examples of a row, and how many tokens were truncated for each."""
@@ -340,7 +381,8 @@ class TokenHead(LabelHead):
         self, row: TaggedSentence, tokenizer: Tokenizer, /, *, labelled: bool = True
     ) -> list[Instance]:
         """Encode the words, split into as many instances as are needed."""
-        words = encode_words(tokenizer, row.words)
+        opened = self.open(tokenizer)
+        words = encode_words(opened, row.words)
         predicate = None if row.predicate is None else words[row.predicate]
         texts = 1 if predicate is None else 2
         room = self.max_length - self.num_special_tokens(texts)
@@ -357,7 +399,7 @@ class TokenHead(LabelHead):
             target = None if tags is None else tags[start:end]
             sizes = tuple(len(word) for word in kept)
             instances.append(Instance(examples=(example,), target=target, metadata=sizes))
-        return instances
+        return self.add_characters(instances, opened)
 
     def num_special_tokens(self, texts: int) -> int:
         """Return the number of special tokens around this many texts."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from kinfolk.data.chunks import IntArray
 from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.tasks.rows import Row, space_between
+from kinfolk.text.characters import OpenVocabulary
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens, Tokenizer, glm_tokens
 
 PATTERN_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -250,3 +251,13 @@ def split_to_fit(sizes: Sequence[int], room: int) -> list[tuple[int, int]]:
             start, used = index, 0
         used += min(size, room)
     return [*parts, (start, len(sizes))] if sizes else []
+
+
+def with_characters(example: Example, vocabulary: OpenVocabulary, size: int) -> Example:
+    """Return an example with the characters of its tokens, and ids of the vocabulary alone."""
+    ids = example.input_ids
+    return replace(
+        example,
+        input_ids=vocabulary.close(ids),
+        character_ids=vocabulary.character_ids(ids, size),
+    )
