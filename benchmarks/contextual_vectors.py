@@ -147,6 +147,7 @@ def classify(job: Job, said: argparse.Namespace) -> dict[str, Any]:
     from kinfolk.workflows.finetune_recipe import parse_initial_weights
 
     work, begun = said.work, time.perf_counter()
+    device = said.task_device or said.device
     out = work / f"{job.set}-{job.variant.replace(' ', '-')}-{job.seed}"
     finetune(
         replace(parse_initial_weights(str(work / job.translator)), seed=job.seed),
@@ -165,13 +166,13 @@ def classify(job: Job, said: argparse.Namespace) -> dict[str, Any]:
             "model.dropout=0.2",
             "train.lr=2e-3",
             f"train.seed={job.seed}",
-            f"train.device={said.device}",
+            f"train.device={device}",
             "train.precision=float32",  # cuDNN's LSTMs would run in float16
             "train.keep_checkpoints=1",
         ],
     )
-    test = evaluate(str(out), test=work / f"{job.set}-test.tsv", device=said.device)
-    dev = json.loads((out / "scores.json").read_text())["dev"]["accuracy"]
+    test = evaluate(str(out), test=work / f"{job.set}-test.tsv", device=device)
+    dev = json.loads((out / "scores.json").read_text())["dev"]
     seconds = time.perf_counter() - begun
     return {**asdict(job), "dev": dev, "test": test.scores["accuracy"], "seconds": seconds}
 
@@ -220,6 +221,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="file of result lines (JSON)")
     parser.add_argument("--work", type=Path, help="folder of runs (default: beside --out)")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--task-device", help="of classification (default: --device)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sets", default=",".join(ROWS))
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
@@ -240,9 +242,9 @@ def main() -> None:
     prepare(said.data, said.work, sets, said.pairs)
     seeds = range(said.seeds)
     run_all([Job(seed) for seed in seeds], said)
-    run_all(
-        [Job(seed, name, variant) for variant in VARIANTS for seed in seeds for name in sets], said
-    )
+    *compared, control = VARIANTS
+    for variants in (compared, [control]):
+        run_all([Job(s, name, v) for name in sets for v in variants for s in seeds], said)
     print(table([json.loads(line) for line in said.out.read_text().splitlines()]))
 
 

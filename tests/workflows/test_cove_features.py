@@ -31,19 +31,30 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory, vectors: Path) -> Path:
-    """Train a small translator, with frozen word vectors, for a few steps."""
-    folder = tmp_path_factory.mktemp("translator")
+def translation_run(folder: Path, vectors: Path, *settings: str) -> Path:
+    """Prepare the run of a small translator with frozen word vectors."""
+    folder.mkdir(exist_ok=True)
     pairs = [(f"the {a} is in the {p}", f"{p} {a}") for a in ANIMALS for p in PLACES] * 8
     (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
     text = ParallelData(train=ParallelText(folder / "pairs.tsv"))
-    settings = ["model.embedding_size=8", "model.freeze_embeddings=true", "train.device=cpu"]
-    settings += ["train.steps=4", "train.batch_size=4", "train.warmup=1"]
+    fixed = ["model.embedding_size=8", "model.freeze_embeddings=true", "train.device=cpu"]
+    fixed += ["train.batch_size=4", "train.warmup=1"]
     prepare_translation_run(
-        "cove/nano", text, folder / "run", length=32, vectors=vectors, settings=settings
+        "cove/nano",
+        text,
+        folder / "run",
+        length=32,
+        vectors=vectors,
+        settings=[*fixed, *settings],
     )
-    return resume(folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory, vectors: Path) -> Path:
+    """Train a small translator for a few steps."""
+    folder = tmp_path_factory.mktemp("translator")
+    return resume(translation_run(folder, vectors, "train.steps=4"))
 
 
 def table(path: Path, header: str, rows: list[tuple[str, ...]]) -> Path:
@@ -154,3 +165,22 @@ def test_a_resumed_classifier_equals_one_that_was_not_stopped(
     )
     weights: Any = expected.state_dict()
     assert all(t.equal(weights[n]) for n, t in found.state_dict().items())
+
+
+def test_a_resumed_translator_equals_one_that_was_not_stopped(
+    vectors: Path, tmp_path: Path
+) -> None:
+    settings = ("train.steps=10", "train.save_every=4", "model.dropout=0.2")
+    stopped, whole = (
+        translation_run(tmp_path / name, vectors, *settings) for name in ("stopped", "whole")
+    )
+    with pytest.raises(KeyboardInterrupt):
+        resume(stopped, callbacks=[StopAt(6)])
+    resume(stopped)
+    resume(whole)
+    found, expected = (
+        (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
+        for run in (stopped, whole)
+    )
+    assert found == expected
+    assert (stopped / "log.jsonl").read_bytes() == (whole / "log.jsonl").read_bytes()
