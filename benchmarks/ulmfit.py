@@ -31,7 +31,7 @@ CONSTANT = ("train.schedule=constant", "train.warmup=0")
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "new weights": ("scratch", ()),
     "ULMFiT": ("target", ()),
-    "new weights, lr 3e-3": ("scratch", ("train.lr=3e-3",)),
+    "new weights, lr 5e-3": ("scratch", ("train.lr=5e-3",)),
     "without LM on the task's text": ("general", ()),
     "without gradual unfreezing": ("target", PLAIN[:1]),
     "without discriminative rates": ("target", PLAIN[1:]),

@@ -14,16 +14,21 @@ from torch import Tensor, nn
 from kinfolk import hub
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs
+from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.datasets import ContiguousDataset
 from kinfolk.errors import UserError
 from kinfolk.families.elmo import FAMILY, PUBLISHED, ELMo
 from kinfolk.hub.importers import hdf5
 from kinfolk.nn.embeddings import LinearLogits, SampledLogits
 from kinfolk.nn.recurrent import ClippedLSTM, Recurrence, mirrored_positions
+from kinfolk.objectives.bilm import BiLM
 from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.features import FeatureTagger
+from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import TaggedSentence
 from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.text.tokenizer import SpecialTokens
 
 GOLDEN = Path(__file__).parent / "golden" / "elmo.safetensors"
 
@@ -266,3 +271,41 @@ def test_a_release_without_a_part_is_refused(
     ):
         with pytest.raises(UserError, match=message):
             hdf5.convert(broken, tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_both_directions_and_a_tagger_give_the_same_on_cuda() -> None:
+    """Carried states over packed rows, and a CRF over features of unknown words."""
+    specials = SpecialTokens(pad=0, unk=1, bos=2, eos=3, cls=2, sep=3, mask=1)
+    objective = BiLM(special_tokens=specials, vocab_size=500, max_length=16)
+    text = InMemoryDocuments.from_lists(
+        [[torch.randint(5, 500, (size,)).tolist()] for size in (40, 9, 30, 3, 61)]
+    )
+    feed = ContiguousDataset(objective, text, batch_size=3)
+    known, rows = word_tokenizer(), [TaggedSentence(("The", "zebra", "sat"), ("O", "B-X", "O"), 1)]
+    found: dict[str, list[Tensor]] = {}
+    for device in ("cpu", "cuda"):
+        model = small().to(device)
+        memory, losses = model.init_memory(3), []
+        for number in range(3):
+            loss = objective.loss(model, feed[number].to(device).with_memory(memory))
+            assert loss.memory is not None
+            memory = loss.memory
+            losses += [*loss.sums.values()]
+        torch.stack(losses).sum().backward()
+        found[device] = [*losses, *(p.grad for p in model.parameters() if p.grad is not None)]
+        task = Task(kind="tag", labels=("O", "B-X"))
+        formulation = build_formulation(FeatureTagger, task, FAMILY, model.config, known)
+        torch.manual_seed(1)
+        tagger = replace(formulation.model_config(model.config), dropout=0.0).build_on(small())
+        hub.bind_tokenizer(tagger, known)
+        tagger.to(device)
+        batch = formulation.make_batch(formulation.instances(rows[0], known)).to(device)
+        loss = formulation.loss(tagger, batch)
+        loss.sums["label"].backward()
+        found[device] += [loss.sums["label"], tagger.task_network.crf.transitions.grad]
+        (answer,) = predict_rows(formulation, tagger, rows, known)
+        found[device].append(torch.tensor(answer.probabilities))
+    for one, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(other.cpu().detach(), one.detach(), rtol=1e-3, atol=1e-4)

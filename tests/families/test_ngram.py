@@ -304,6 +304,30 @@ def test_a_uniform_model_is_what_nothing_was_counted_in() -> None:
     torch.testing.assert_close(scores, torch.full((1, 3, 50), -math.log(50)).double())
 
 
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_run_on_penn_treebank_has_the_published_perplexity(real: Path, tmp_path: Path) -> None:
+    """As by the commands of docs/results.md: 141.2 (Mikolov et al. 2011)."""
+    texts = {}
+    for part in ("train", "test"):
+        packed = (real / "ptb_lm" / f"ptb.{part}.txt.gz").read_bytes()
+        texts[part] = tmp_path / f"{part}.txt"
+        lines = gzip.decompress(packed).decode().splitlines()
+        texts[part].write_text("".join(f"{line}\n\n" for line in lines), encoding="utf-8")
+    tokenizer = train_tokenizer(
+        texts["train"].read_text("utf-8").splitlines(),
+        kind="word",
+        vocab_size=10_105,
+        segmenter="whitespace",
+    )
+    prepare([texts["train"]], tokenizer=tokenizer, out=tmp_path / "corpus")
+    run = pretrain(recipe("ngram/5", tmp_path / "corpus"), tmp_path / "run")
+    found = kinfolk.evaluate(run, file=texts["test"])
+    assert found.tokens == 82_430
+    assert found.perplexity == pytest.approx(141, rel=0.02)
+    assert found.perplexity == pytest.approx(141.2020, abs=1e-3)
+
+
 def test_several_corpora_are_counted_together(home: Home, tmp_path: Path) -> None:
     both = tmp_path / "both"
     shutil.copytree(home.corpus, tmp_path / "copy")

@@ -87,6 +87,8 @@ FIELDS = {
         "tokenizer_class=[]": "tokenizer_class=[]: it must be text",
     },
     "tuned/kinfolk.json": {
+        "datasets=[]": "1 formulations and 0 datasets: a run has one of each for every labelled",
+        "formulations=[]": "0 formulations and 1 datasets: a run has one of each for every lab",
         "formulations.0.pad_id=-1": "formulations.0.pad_id=-1: it must be at least 0",
         "formulations.0.pad_id=1000000": "pad_id=1000000: it must be an id of the network, less th",
         'formulations.0.frame="x"': "formulations.0.frame='x': it must be ",

@@ -15,6 +15,7 @@ from kinfolk.errors import Terminated, UserError
 from kinfolk.files import folder_lock
 from kinfolk.training.loop import Progress
 from kinfolk.training.run import Run
+from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from support.runs import Home, OnStep, tree
 
@@ -42,6 +43,23 @@ def test_a_run_cannot_be_resumed_while_it_runs(
     pretrain(home.recipe("gpt2"), out, callbacks=[OnStep(again)])
     assert refused == [5]
     assert (out / "log.jsonl").read_bytes() == (runs["gpt2"] / "log.jsonl").read_bytes()
+
+
+def test_two_fine_tunings_do_not_share_a_folder(runs: dict[str, Path], tmp_path: Path) -> None:
+    out, refused = tmp_path / "run", []
+    rows = [{"text": f"a {word} thing", "label": word} for word in ("good", "bad") * 8]
+
+    def again(progress: Progress) -> None:
+        with pytest.raises(UserError, match="run already exists: choose another folder"):
+            finetune(runs["bert"], rows, out, steps=2, device="cpu")
+        with pytest.raises(UserError, match="run is in use: another process trains in it"):
+            resume(out)
+        refused.append(progress.step)
+
+    finetune(runs["bert"], rows, out, steps=2, device="cpu", callbacks=[OnStep(again)])
+    assert refused == [1, 2]
+    alone = finetune(runs["bert"], rows, tmp_path / "alone", steps=2, device="cpu")
+    assert (out / "log.jsonl").read_bytes() == (alone / "log.jsonl").read_bytes()
 
 
 def test_of_two_runs_started_together_in_one_folder_one_is_refused(

@@ -233,6 +233,13 @@ def _placed(counted: npt.NDArray[np.bool_], ranks: Iterator[IntArray]) -> IntArr
     return placed
 
 
+def is_first(ordered: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which of sorted numbers are the first of equal ones."""
+    first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return first
+
+
 class SortedRuns:
     """N-grams in sorted runs on disk, each with its count and its suffix, and their merge."""
 
@@ -250,8 +257,7 @@ class SortedRuns:
         """Sort n-grams with their suffixes, equal ones once, into a new run."""
         order = np.argsort(keys)
         ordered = keys[order]
-        first = np.ones(len(keys), np.bool_)
-        np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+        first = is_first(ordered)
         (starts,) = np.nonzero(first)
         indices = np.empty(len(keys), np.int32)
         indices[order] = np.cumsum(first, dtype=np.int32) - 1
@@ -278,8 +284,7 @@ class SortedRuns:
             for group, starts, sizes in self._groups():
                 order = np.argsort(group["keys"], kind="stable")
                 ordered = group["keys"][order]
-                first = np.ones(len(ordered), np.bool_)
-                np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+                first = is_first(ordered)
                 (firsts,) = np.nonzero(first)
                 ordered[firsts].tofile(outputs["keys"])
                 np.add.reduceat(group["counts"][order], firsts).tofile(outputs["counts"])

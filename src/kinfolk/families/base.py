@@ -231,8 +231,9 @@ class Family:
     objectives: Mapping[str, type[Any]] = field(default_factory=dict)
     training: TrainConfig = field(default_factory=TrainConfig)  # of the standard sizes
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
-    finetune_training: TrainConfig | None = None  # None: by architecture, size and pretraining
-    finetuning: FineTuneConfig = FineTuneConfig()  # of pretrained weights
+    # Of fine-tuning from pretrained weights; None: by architecture, size and pretraining.
+    finetune_training: TrainConfig | None = None
+    finetuning: FineTuneConfig = FineTuneConfig()  # the same
     template: str | None = None  # special tokens that its tokenizer adds to a text
     task_template: str | None = None  # the same in fine-tuning, where the tokenizer adds none
     formulation: str | None = None  # of its tasks by default; None: that of its `decoding`

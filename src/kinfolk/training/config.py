@@ -56,7 +56,7 @@ class TrainConfig:
     )
     eps: float = optimizer_field(
         default=1e-8,
-        ge=0,
+        gt=0,  # with 0, parameters whose gradient is 0 become NaN
         le=1,
         help="epsilon in the denominator of Adam",
     )

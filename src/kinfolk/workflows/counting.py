@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kinfolk.objectives.objective import Objective
 from kinfolk.training.step import StepOutput
 from kinfolk.workflows.baselines import count_model, document_nll, end_ids
 
-TRAINING_SAMPLE = 2000  # documents of the corpus that the training loss is computed on
+TRAINING_SAMPLE = 1 << 18  # first tokens of a corpus, whose documents the training loss is of
 
 
 @dataclass(kw_only=True)
@@ -54,8 +54,7 @@ class CountingStep:
                 f"{order}-grams could not be counted in {self.folder} ({error}): free some space "
                 "and resume the run"
             ) from error
-        sample = islice(self._documents(), TRAINING_SAMPLE)
-        losses = np.concatenate([*document_nll(self.model(), sample, bos, eos)])
+        losses = np.concatenate([*document_nll(self.model(), self._sample(), bos, eos)])
         tokens = sum(corpus.tokens + corpus.documents for corpus in self.corpora)
         counts = {self.objective.loss_name: len(losses)}
         return StepOutput(torch.tensor(losses.mean()), None, {}, counts, None, tokens)
@@ -76,7 +75,10 @@ class CountingStep:
         for corpus in self.corpora:
             yield from corpus.blocks()
 
-    def _documents(self) -> Iterator[IntArray]:
+    def _sample(self) -> Iterator[IntArray]:
+        """Yield the first documents of each corpus; of a longer first one, its beginning."""
         for corpus in self.corpora:
-            for number in range(corpus.documents):
-                yield corpus.document(number)
+            for ids, ends in islice(corpus.blocks(), 1):
+                ends = ends[ends <= TRAINING_SAMPLE]
+                bounds = [0, *ends.tolist()] if len(ends) else [0, TRAINING_SAMPLE]
+                yield from (ids[start:end] for start, end in pairwise(bounds))

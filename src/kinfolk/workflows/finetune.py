@@ -200,7 +200,9 @@ def make_recipe(
     config = model_config(formulations[0], backbone.config, others=formulations[1:])
     family = family_of(backbone.config)
     init_from = "" if start.fresh else start.folder
-    train = family.finetune_training or default_train_config(config, raw=is_raw(init_from))
+    train = default_train_config(config, raw=is_raw(init_from))
+    if family.finetune_training is not None and not start.fresh:
+        train = family.finetune_training
     recipe = FineTuneRecipe(
         name=backbone.family_name,
         init_from=init_from,
@@ -208,7 +210,7 @@ def make_recipe(
         formulations=tuple(formulations),
         datasets=tuple(datasets),
         train=train,
-        # What protects pretrained weights only delays new ones.
+        # What protects pretrained weights would only delay new ones.
         finetune=FineTuneConfig() if start.fresh else family.finetuning,
         teacher=teacher,
         unlabelled=unlabelled,

@@ -41,6 +41,15 @@ class FineTuneRecipe:
     train: TrainConfig = field(help="training settings")
     finetune: FineTuneConfig = field(default=FineTuneConfig(), help="settings of fine-tuning alone")
     teacher: str = field(default="", help="fine-tuned run to distil from; empty for none")
+
+    def __post_init__(self) -> None:
+        solved, files = len(self.formulations), len(self.datasets)
+        if solved != files or not files:
+            raise UserError(
+                f"{solved} formulations and {files} datasets: a run has one of each for every "
+                "labelled file"
+            )
+
     unlabelled: UnlabelledText | None = field(
         default=None, help="text without labels, whose batches alternate with labelled ones"
     )
