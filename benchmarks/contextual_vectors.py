@@ -66,7 +66,7 @@ def labelled(data: Path, name: str) -> dict[str, list[list[str]]]:
     return parts
 
 
-def prepare(data: Path, work: Path, sets: list[str], pairs: int) -> None:
+def prepare(data: Path, work: Path, sets: list[str], pairs: int, vocab: int) -> None:
     """Write the files of all runs, and the tokenizer of words."""
     from kinfolk.text import train_tokenizer
 
@@ -84,7 +84,7 @@ def prepare(data: Path, work: Path, sets: list[str], pairs: int) -> None:
             (work / f"{name}-{split}.tsv").write_text(table + "\n", encoding="utf-8")
             texts += [" ".join(row[:-1]) for row in rows] if split == "train" else []
     texts += vector_words(data / GLOVE)
-    tokenizer = train_tokenizer(texts, kind="word", vocab_size=100_000, fewer=True)
+    tokenizer = train_tokenizer(texts, kind="word", vocab_size=vocab, fewer=True)
     tokenizer.save(work / "tokenizer")
 
 
@@ -227,6 +227,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--steps", type=int, default=2000, help="of translation")
     parser.add_argument("--pairs", type=int, default=29_000, help="sentence pairs")
+    parser.add_argument("--vocab", type=int, default=100_000, help="words, the most frequent first")
     parser.add_argument("--hidden", type=int, default=600, help="hidden size of CoVe")
     parser.add_argument("--classifier", type=int, default=100, help="hidden size of the classifier")
     parser.add_argument("--epochs", type=float, default=10.0, help="of classification")
@@ -239,7 +240,7 @@ def main() -> None:
         return
     sets = said.sets.split(",")
     said.out.parent.mkdir(parents=True, exist_ok=True)
-    prepare(said.data, said.work, sets, said.pairs)
+    prepare(said.data, said.work, sets, said.pairs, said.vocab)
     seeds = range(said.seeds)
     run_all([Job(seed) for seed in seeds], said)
     *compared, control = VARIANTS
