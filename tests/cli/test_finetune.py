@@ -341,7 +341,7 @@ MISTAKES = [
     ),
     (
         "bert/nano --train {train} -o {new} --formulation features --task-network lstm",
-        "unknown type 'lstm'",
+        "--task-network lstm does not apply to classify tasks: there are bilstm_classifier, bcn",
     ),
     (
         "bert/nano --train {train} -o {new} --output-features",
@@ -383,7 +383,7 @@ MISTAKES = [
         "bert/nano --train {train} --unlabelled {bad}/plain.txt -o {new}",
         "--unlabelled does not apply to the formulation 'head' of bert for classify tasks",
     ),
-    ("bert/nano --train {train} --formulation cross_view -o {new}", "(supported: head)"),
+    ("bert/nano --train {train} --formulation cross_view -o {new}", "(supported: features, head)"),
     (
         "cvt/nano --train {train} --unlabelled {bad}/plain.txt -o {new} --dropout 1",
         "--dropout=1: it must be from 0 to less than 1",

@@ -44,6 +44,7 @@ REDUCTIONS = (
     (r"--vocab-size \d+", "--vocab-size 420"),
     (r"wordpiece --vocab-size 420", "wordpiece --vocab-size 200"),
     (r"whitespace --vocab-size 420", "whitespace --vocab-size 125"),
+    (r"word --vocab-size 420", "word --vocab-size 130"),
     (r"\b(unigram|char):\d+", r"\1:150"),
     (r"--holdout [\d.]+%", "--holdout 20%"),
     (r"--holdout 0\.\d+", "--holdout 0.2"),
@@ -207,12 +208,23 @@ def write_inputs(folder: Path) -> None:
         rows = [f"{sentence(rng, label)}\t{label}\n" for label in ("good", "bad") * (count // 2)]
         return "text\tlabel\n" + "".join(rows)
 
+    def tagged(text: str) -> str:
+        words = text.split()
+        return "\n".join(
+            f"{word} {'O' if number else 'B-PER'}" for number, word in enumerate(words)
+        )
+
+    def vector(word: str) -> str:
+        return " ".join([word, *(f"{rng.random():.3f}" for _ in range(50))]) + "\n"
+
     articles = [f"{lines(2).replace(chr(10), ' ')}\t{sentence(rng)}\n" for _ in range(24)]
     texts = {f"{name}.txt": documents(60) for name in ("notes/a", "notes/b", "cases/a", "news/a")}
     texts |= {"chapter.txt": documents(2), "news.txt": lines(3), "talk.en": lines(3)}
     texts |= {"train.tsv": labelled(24), "dev.tsv": labelled(12), "test.tsv": labelled(12)}
     texts |= {"new.tsv": "text\n" + lines(4), "eval/test.txt": documents(2)}
     texts |= {"articles.tsv": "article\tsummary\n" + "".join(articles)}
+    texts["ner.txt"] = "\n\n".join(tagged(sentence(rng)) for _ in range(24)) + "\n"
+    texts["glove.6B.50d.txt"] = "".join(vector(word) for word in {*lines(20).split()})
     for name, count in {"train": 60, "val": 4}.items():
         source = lines(count)
         texts |= {f"{name}.en": source, f"{name}.de": source.upper()}

@@ -39,7 +39,9 @@ NAMES = ("Anna", "Berlin", "Otto", "Paris", "Wolfgang")
 CLASSES = ("bad", "fine", "very good")
 TAGS = ("O", "B-X", "I-X")
 KINDS = ("classify", "pair", "regress", "choose", "tag", "span", "write", "complete", "lm")
-MEMBERS = (*families(), "bilstm", "cvt")
+# An n-gram model without counts gives every answer the same probability.
+TRAINED = [name for name, one in families().items() if one.model.gradient_free is None]
+MEMBERS = (*TRAINED, "bilstm", "cvt")
 LENGTH = 32  # some rows are longer
 
 
@@ -204,15 +206,20 @@ def apart(formulation: Formulation, model: Any, examples: Sequence[Instance]) ->
         patch.setattr(layout, "PAD_TO_MULTIPLE_OF", 4 * LENGTH)  # so that several share a row
         page = layout.pack_examples(readings, formulation.pad_id)
     inputs, length = page.inputs, page.inputs.input_ids.shape[1]
-    vectors: list[Tensor] = []
+    network = model.pretrained
+    tables = [network.token_embeddings]
+    if inputs.encoder_inputs is not None and network.decoder_embeddings not in tables:
+        tables.append(network.decoder_embeddings)
+    by_table: dict[nn.Module, list[Tensor]] = {table: [] for table in tables}
 
     def hear(module: nn.Module, given: Any, said: Tensor) -> None:
         said.retain_grad()
-        vectors.append(said)
+        by_table[module].append(said)
 
-    handle = model.pretrained.token_embeddings.register_forward_hook(hear)
+    handles = [table.register_forward_hook(hear) for table in tables]
     hidden = model(inputs).hidden.flatten(0, 1)
-    handle.remove()
+    for handle in handles:
+        handle.remove()
     row, slot = np.divmod(page.offsets, length)
     place = next(i for i, r in enumerate(row) if (row == r).sum() > 1)  # one with a neighbour
     reading, at = readings[place], int(page.offsets[place])
@@ -224,6 +231,7 @@ def apart(formulation: Formulation, model: Any, examples: Sequence[Instance]) ->
     hidden[at + torch.from_numpy(read)].square().sum().backward()
     number = inputs.attention_mask.document_ids[row[place], slot[place]]
     streams = [inputs] if inputs.encoder_inputs is None else [inputs.encoder_inputs, inputs]
+    vectors = [found for table in tables for found in by_table[table]]  # the encoder's first
     for stream, found in zip(streams, vectors, strict=True):
         own = stream.attention_mask.document_ids == number
         own[np.arange(len(own)) != row[place]] = False

@@ -267,10 +267,11 @@ class Family:
     @property
     def formulations(self) -> tuple[str, ...]:
         """The names of its task formulations, the default first."""
+        if self.model.gradient_free is not None:
+            return ("prompt",)
         usual = FORMULATIONS.get(self.model.decoding or "", ("head", "features"))
-        # A baseline or counts have no features to give, and some networks take no task head.
-        featureless = not self.objectives or self.model.gradient_free is not None
-        lacking = {"features": featureless, "head": self.model.pooling is None}
+        # A baseline has no features to give, and some networks take no task head.
+        lacking = {"features": not self.objectives, "head": self.model.pooling is None}
         lacking["transformed"] = self.formulation == "concat"  # whose head reads more
         usual = tuple(name for name in usual if not lacking.get(name))
         preferred = self.formulation or usual[0]

@@ -27,6 +27,7 @@ from kinfolk.nn.language_model import (
     model_field,
     network_of,
 )
+from kinfolk.nn.layers import SlicedLinear
 from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.training.config import TrainConfig
@@ -129,8 +130,8 @@ class AttentionDecoder(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
         sizes = [c.embedding_size + c.hidden_size, *[c.hidden_size] * (c.num_layers - 1)]
         self.layers = LayerStack(nn.LSTM(size, c.hidden_size) for size in sizes)
-        self.query_proj = nn.Linear(c.hidden_size, c.hidden_size)  # W1
-        self.out_proj = nn.Linear(2 * c.hidden_size, c.hidden_size)  # W2
+        self.query_proj = SlicedLinear(c.hidden_size, c.hidden_size)  # W1
+        self.out_proj = SlicedLinear(2 * c.hidden_size, c.hidden_size)  # W2
 
     def source(self, hidden: Tensor, visible: Tensor) -> Source:
         """Prepare the encoder's output for attention: what depends on no step is computed once."""

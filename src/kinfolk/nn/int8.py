@@ -13,6 +13,7 @@ from kinfolk.batch import IGNORE_INDEX, LazyLogits
 from kinfolk.errors import UserError
 from kinfolk.nn.embeddings import AdaptiveEmbedding, AdaptiveLogits, LinearLogits, TokenEmbedding
 from kinfolk.nn.int8_matmul import Int8Matrix, int8_matrix, load_kernel
+from kinfolk.nn.layers import SlicedLinear
 from kinfolk.nn.losses import chunk_rows
 
 ONLY = "a network in int8 is for inference only"
@@ -53,7 +54,7 @@ def _quantized(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module
 
 
 def _int8_module(module: nn.Module) -> nn.Module:
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and not isinstance(module, SlicedLinear):
         return Int8Linear(module)
     if isinstance(module, TokenEmbedding):
         return Int8TokenEmbedding(module)

@@ -54,6 +54,10 @@ class Linear(nn.Linear):
         return linear_or_matvec(x, self.weight, self.bias)
 
 
+class SlicedLinear(nn.Linear):
+    """A linear layer whose weight is multiplied in parts or transposed: it stays in float32."""
+
+
 class FeedForward(nn.Module):
     """Two linear layers with an activation between (Vaswani et al. 2017, section 3.3)."""
 
