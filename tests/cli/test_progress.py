@@ -160,7 +160,7 @@ def test_commands_in_a_pipe_print_lines_with_the_speed_and_the_time_left(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 1e-3)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0)  # every report is a line
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The"}\n' * 5)
     names = {"text": home.text, "prompts": prompts, "out": tmp_path / "out", "gpt2": runs["gpt2"]}

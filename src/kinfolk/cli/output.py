@@ -176,7 +176,7 @@ class ProgressReporter:
             thread.join()
 
     def _print_until_the_end(self) -> None:
-        while not self._ended.wait(SECONDS_BETWEEN_LINES / 10):
+        while not self._ended.wait(max(SECONDS_BETWEEN_LINES / 10, 0.01)):
             self._print_line(time.monotonic())
 
     def __call__(self, done: int, total: int | None = None) -> None:
