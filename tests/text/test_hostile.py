@@ -9,6 +9,7 @@ import pytest
 
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer, formats, patterns, train_tokenizer
+from kinfolk.text import tokenizer as tokenizer_module
 
 
 @pytest.fixture
@@ -39,6 +40,16 @@ def test_a_catastrophic_pattern_is_refused_and_the_terminal_stays_clean(
     with pytest.raises(UserError, match=r"the pattern .* of its pre_tokenizer takes too many step"):
         Tokenizer.load(folder)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "kind", ["bpe", "word-bpe", "wordpiece", "unigram", "word", "char", "byte"]
+)
+def test_our_own_tokenizers_leave_stderr_open(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["A bird, the king's song and 12 rivers"] * 9
+    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=400, fewer=True)
+    monkeypatch.setattr(tokenizer_module, "silent_stderr", None)
+    assert tokenizer.encode("bird") and tokenizer.offsets("bird")[0]
 
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])

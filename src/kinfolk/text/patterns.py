@@ -13,6 +13,8 @@ from tokenizers import Regex, pre_tokenizers
 PROBE_CHARACTERS = "a", "A", "0", " ", "\n", "_", "-", ".", "'", "中", "é"
 PROBE_LENGTHS = 16, 64, 256  # in this order, so that a slow pattern is noticed while it is bearable
 REPEATED = re.compile(r"[*+]|\{\d*,")
+# The words of our own tokenizers of words.
+WORD_PATTERN = r"<(?!extra_id_)\w+>|@[-.,]@|\w+(?:['’]\w+)*|[^\w\s]"
 MAX_LITERALS = 16  # characters of a pattern that probes repeat
 MAX_PROBE_SECONDS = 0.2  # of CPU; an ordinary pattern takes a thousandth of it
 
@@ -25,6 +27,14 @@ def regexes(step: Any) -> Iterator[str]:
         step = list(step.values())
     for value in step if isinstance(step, list) else ():
         yield from regexes(value)
+
+
+def may_run_away(pattern: str) -> bool:
+    """Return whether a pattern might take too many steps, though the probes did not find out.
+
+    One repetition cannot: there is nothing to try again.
+    """
+    return pattern != WORD_PATTERN and len(REPEATED.findall(pattern)) > 1
 
 
 def slow_text(pattern: str) -> str | None:

@@ -20,7 +20,7 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.text import formats
 from kinfolk.text.formats import SPECIAL_TOKEN_ROLES
-from kinfolk.text.patterns import REPEATED, is_library_error, regexes, silent_stderr
+from kinfolk.text.patterns import is_library_error, may_run_away, regexes, silent_stderr
 
 # Usual names of these tokens, for folders whose settings do not name them.
 KNOWN = {
@@ -363,7 +363,8 @@ class Tokenizer:
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
         """Raise a user error where the `tokenizers` library fails or panics."""
-        with silent_stderr() if self._has_patterns else nullcontext():
+        # What other threads print meanwhile is lost, so it is done for few tokenizers.
+        with silent_stderr() if self._may_panic else nullcontext():
             try:
                 yield
             except (TypeError, UnicodeEncodeError):
@@ -379,10 +380,9 @@ class Tokenizer:
                 ) from None
 
     @cached_property
-    def _has_patterns(self) -> bool:
+    def _may_panic(self) -> bool:
         """Whether a regular expression may run away: only those panic, which prints a trace."""
-        found = regexes(formats.text_steps(self._backend))
-        return any(REPEATED.search(pattern) for pattern in found)
+        return any(map(may_run_away, regexes(formats.text_steps(self._backend))))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._backend.to_str(), self._names, self._length, self._target)

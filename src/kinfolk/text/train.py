@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from kinfolk.errors import UserError
 from kinfolk.text.formats import join_chinese, whitespace_words
+from kinfolk.text.patterns import WORD_PATTERN
 from kinfolk.text.segment import HAN, SENTENCE_END_CHARS, word_segmenter
 from kinfolk.text.tokenizer import Tokenizer
 
@@ -387,7 +388,6 @@ def _counts(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter[str]
 KINDS = ("bpe", "word-bpe", "wordpiece", "unigram", "word", "char", "byte")
 
 # Words keep apostrophes; the markup of published corpora (<unk>, @-@) is not split.
-_WORD = r"<(?!extra_id_)\w+>|@[-.,]@|\w+(?:['’]\w+)*|[^\w\s]"
 
 
 def train_tokenizer(
@@ -447,7 +447,7 @@ def _word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.
     check_vocab_size(vocab_size, 1, "word")
     backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNK))
     backend.normalizer = bert_normalizer(lowercase)
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(WORD_PATTERN), "removed", invert=True)
     return _train_most_frequent(backend, vocab_size, texts)
 
 
