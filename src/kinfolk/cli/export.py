@@ -34,7 +34,10 @@ def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None =
     network, loaded = load(model, tokenizer)
     if is_arpa:
         export_arpa(network, loaded, out)
-        print_line(f"exported to {out}; evaluate with kinfolk evaluate {out} --text FILE")
+        # The file has tokens and no tokenizer.
+        source = model if tokenizer is None else tokenizer
+        use = f"kinfolk evaluate {out} --tokenizer {source} --text FILE"
+        print_line(f"exported to {out}; evaluate with {use}")
         return
     save(exportable(network), loaded, out)
     print_line(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
