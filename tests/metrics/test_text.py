@@ -80,6 +80,12 @@ def check_bleu(texts: list[str], used: str) -> str:
     return said
 
 
+def forget_tokenizer(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sacrebleu look for MeCab anew: its module remembers that a package was missing."""
+    for module in [name for name in sys.modules if name.endswith(f"tokenizer_{extra}_mecab")]:
+        monkeypatch.delitem(sys.modules, module)
+
+
 @pytest.mark.parametrize("extra", LANGUAGES)
 def test_bleu_counts_words_where_mecab_is_installed(
     extra: str, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +93,7 @@ def test_bleu_counts_words_where_mecab_is_installed(
     language, texts, package = LANGUAGES[extra]
     monkeypatch.setattr(sys, "path", [*sys.path, str(EXTRAS)])
     pytest.importorskip(package, reason=f"pip install 'sacrebleu[{extra}]'")
+    forget_tokenizer(extra, monkeypatch)
     expected = f"BLEU of {language} uses sacrebleu's tokenizer {extra}-mecab"
     assert check_bleu(texts, f"{extra}-mecab") == expected
 
@@ -94,8 +101,7 @@ def test_bleu_counts_words_where_mecab_is_installed(
 @pytest.mark.parametrize("extra", LANGUAGES)
 def test_bleu_counts_characters_without_mecab(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, texts, package = LANGUAGES[extra]
-    for module in [name for name in sys.modules if name.endswith(f"tokenizer_{extra}_mecab")]:
-        monkeypatch.delitem(sys.modules, module)
+    forget_tokenizer(extra, monkeypatch)
     monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
     assert f"pip install 'sacrebleu[{extra}]'" in check_bleu(texts, "char")
 
