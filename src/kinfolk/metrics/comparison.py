@@ -63,6 +63,7 @@ class Difference:
     p: float
     shown: bool
     seeds: int  # of the entrant with fewer, among those that depend on a seed; 0: neither does
+    rows_only: bool  # the interval covers rows but no seeds: no entrant of the table has several
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,18 @@ class _Sample:
         return len(self.statistics[0])
 
     @property
-    def seed_variance(self) -> _Variance:
-        """The variance of the mean over seeds; 0 of one seed, which tells nothing about it."""
-        seeds = len(self.scores)
-        if seeds < 2 or self.fixed:
-            return _Variance(0.0, math.inf)
-        return _Variance(float(self.scores.var(ddof=1)) / seeds, seeds - 1.0)
+    def df(self) -> int:
+        """The degrees of freedom of the variance between seeds; 0 where it is unknown."""
+        return 0 if self.fixed else len(self.scores) - 1
+
+    @property
+    def variance(self) -> float:
+        """The variance between the scores of seeds."""
+        return float(self.scores.var(ddof=1)) if self.df else 0.0
+
+    def seed_variance(self, least: float) -> float:
+        """Return the variance of the mean over seeds, whose scores vary by `least` or more."""
+        return 0.0 if self.fixed else max(self.variance, least) / len(self.scores)
 
 
 def document_statistics(scores: Sequence[tuple[float, float]]) -> Statistics:
@@ -111,7 +118,8 @@ def summarize(metric: Metric, statistics: Sequence[Statistics], *, fixed: bool =
     """
     sample = _samples(metric, {"": statistics}, [""] if fixed else [])[""]
     rows = _Variance(float(sample.resampled.var(ddof=1)), max(sample.rows - 1.0, 1.0))
-    parts = sample.seed_variance, rows
+    seeds = _Variance(sample.seed_variance(least=0.0), float(sample.df))
+    parts = seeds, rows
     half = _half_width(parts, 1 - CONFIDENCE_LEVEL)
     high = sample.value + half
     return Interval(
@@ -140,7 +148,8 @@ def compare_all(
     pairs = [
         pair for pair in combinations(ranked, 2) if not all(name in baselines for name in pair)
     ]
-    return [_difference(*pair, samples, len(pairs)) for pair in pairs]
+    pooled = _pooled(samples.values())
+    return [_difference(first, second, samples, pooled, len(pairs)) for first, second in pairs]
 
 
 def _samples(
@@ -172,10 +181,29 @@ def _samples(
     }
 
 
-def _difference(first: str, second: str, samples: Mapping[str, _Sample], pairs: int) -> Difference:
+def _pooled(samples: Collection[_Sample]) -> _Variance:
+    """Return the variance between seeds over all entrants, with its degrees of freedom.
+
+    They are those of Satterthwaite for entrants of unequal variance, corrected for the bias that
+    squared variances of few seeds have, and at least those of one entrant.
+    """
+    known = [sample for sample in samples if sample.df]
+    total = sum(sample.df * sample.variance for sample in known)
+    if not total:
+        return _Variance(0.0, math.inf)
+    df, least = sum(sample.df for sample in known), min(sample.df for sample in known)
+    effective = total**2 / sum(sample.df * sample.variance**2 for sample in known)
+    effective = (1 + 2 / least) * effective - 2
+    return _Variance(total / df, min(max(effective, least), df))
+
+
+def _difference(
+    first: str, second: str, samples: Mapping[str, _Sample], pooled: _Variance, pairs: int
+) -> Difference:
     a, b = samples[first], samples[second]
     value = a.value - b.value
-    parts = _welch(a.seed_variance, b.seed_variance), _row_variance(a, b)
+    seeds = a.seed_variance(pooled.value) + b.seed_variance(pooled.value)
+    parts = _Variance(seeds, pooled.df), _row_variance(a, b)
     half = _half_width(parts, (1 - CONFIDENCE_LEVEL) / pairs)
     return Difference(
         first=first,
@@ -186,6 +214,7 @@ def _difference(first: str, second: str, samples: Mapping[str, _Sample], pairs: 
         p=min(1.0, pairs * _p_value(value, parts)),
         shown=abs(value) > half,
         seeds=min((len(s.scores) for s in (a, b) if not s.fixed), default=0),
+        rows_only=not (a.fixed and b.fixed) and not any(s.df for s in samples.values()),
     )
 
 
@@ -208,14 +237,6 @@ def _differing_rows(a: _Sample, b: _Sample) -> int:
     first, second = (np.mean(sample.statistics, axis=0) for sample in (a, b))
     differs = ~np.isclose(first, second, rtol=ROUNDING, atol=ROUNDING)
     return int(differs.reshape(a.rows, -1).any(1).sum())
-
-
-def _welch(a: _Variance, b: _Variance) -> _Variance:
-    """Return the variance of a difference of two means, with the degrees of freedom of Welch."""
-    total = a.value + b.value
-    if not total:
-        return _Variance(0.0, math.inf)
-    return _Variance(total, total**2 / (a.value**2 / a.df + b.value**2 / b.df))
 
 
 def _half_width(parts: Sequence[_Variance], error_rate: float) -> float:

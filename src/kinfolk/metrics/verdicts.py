@@ -47,12 +47,12 @@ class _Wording:
 
     def runs(self, differences: Sequence[Difference]) -> str:
         """Return how many seeds the intervals cover."""
+        if any(d.rows_only for d in differences):
+            rows = ROWS.get(self.unit, "test rows")
+            return f"one seed: the interval covers {rows} only, not training"
         seeds = min((d.seeds for d in differences if d.seeds), default=0)
         if not seeds:
             return ""
-        if seeds == 1:
-            rows = ROWS.get(self.unit, "test rows")
-            return f"one seed: the interval covers {rows} only, not training"
         return f"{seeds} seeds" if seeds >= self.seeds else f"{seeds} of {self.seeds} seeds"
 
 
