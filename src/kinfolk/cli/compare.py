@@ -1,6 +1,7 @@
 """The command `compare`: families on one text and its tasks, with equal budgets."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,20 +207,20 @@ def terminal_progress() -> Any:
         """Lines on stderr: what is done, how long it took, and how long the rest may take."""
 
         def __init__(self) -> None:
-            self._left: dict[str, float] = {}
-            self._done, self._total, self._parallel = 0, 0, 1
-            self._spent = self._estimated = 0.0
+            self._left: dict[str, Job] = {}
+            self._done = self._total = 0
+            self._spent, self._guessed = Counter[str](), Counter[str]()  # seconds by kind
             self._shown = time.monotonic()
 
         def on_message(self, message: str) -> None:
             note(message)
 
         def on_plan(self, plan: "Plan", waiting: Sequence["Job"]) -> None:
-            self._left = {job.name: job.seconds for job in waiting}
+            self._left = {job.name: job for job in waiting}
             self._total = len(plan.jobs)
             self._done = done = self._total - len(waiting)
             again = f", {done} of them done" if done else ""
-            note(f"{self._total} jobs{again}, about {duration(sum(self._left.values()))}")
+            note(f"{self._total} jobs{again}, about {duration(self._rest())}")
 
         def on_start(self, job: "Job") -> None:
             self._shown = time.monotonic()
@@ -232,12 +233,17 @@ def terminal_progress() -> Any:
 
         def on_done(self, job: "Job", seconds: float, failed: str | None) -> None:
             self._done += 1
-            self._spent += seconds
-            self._estimated += self._left.pop(job.name, job.seconds)
-            pace = self._spent / self._estimated if self._estimated else 1.0
-            rest = duration(pace * sum(self._left.values()))
+            self._left.pop(job.name, None)
+            self._spent[job.kind] += seconds
+            self._guessed[job.kind] += job.seconds
+            rest = duration(self._rest())
             end = f"left out: {failed}" if failed else duration(seconds)
             note(f"[{self._done}/{self._total}] {describe_job(job)}: {end}; about {rest} left")
+
+        def _rest(self) -> float:
+            """Estimate the seconds left; kinds of jobs that were done correct the guesses."""
+            pace = {kind: self._spent[kind] / guess for kind, guess in self._guessed.items()}
+            return sum(pace.get(job.kind, 1.0) * job.seconds for job in self._left.values())
 
     return TerminalProgress()
 

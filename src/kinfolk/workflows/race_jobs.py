@@ -374,7 +374,7 @@ def _alone(race: Path, group: str) -> Iterator[None]:
 
 def _end_with_parent() -> None:
     """End this process when the other end of its input is closed: its parent has ended."""
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):  # without the lock of sys.stdin, which the end of the process needs
         pass
     os._exit(1)
 
