@@ -42,8 +42,9 @@ def summary(race: Json) -> str:
 def emphasized(sentence: str, entrants: Mapping[str, Entrant]) -> Markup:
     """Return a sentence with the names of entrants in their colors."""
     names = sorted(entrants, key=len, reverse=True)
-    text = sentence[:1].upper() + sentence[1:] if sentence.startswith("no ") else sentence
-    text = text if text.endswith((".", "!", "?")) else text + "."
+    text = sentence if sentence.endswith(".") else f"{sentence}."
+    if not sentence.startswith(tuple(names)):
+        text = text[:1].upper() + text[1:]
     if not names:
         return escape(text)
     # A name is a whole word: "gpt" is not a part of "gpt2".
@@ -84,7 +85,9 @@ def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
 
 def joined(names: Sequence[str], most: int = 3) -> str:
     """Write a, b and c; the rest of a long list as a number."""
-    shown = list(names) if len(names) <= most + 1 else [*names[:most], f"{len(names) - most} others"]
+    shown = (
+        list(names) if len(names) <= most + 1 else [*names[:most], f"{len(names) - most} others"]
+    )
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
@@ -94,7 +97,9 @@ def budget_card(race: Json) -> list[Card]:
     if not budget.get("words"):
         return []
     spread = finite(budget.get("spread"))
-    asides = [] if spread is None else [f"Planned budgets are equal within {100 * spread:.1f} %."]
+    asides = (
+        [] if spread is None else [f"Planned budgets are equal within {100 * spread:.1f}\u00a0%."]
+    )
     words = str(budget["words"])
     return [Card("Budget", words.removesuffix(" each"), "for each entrant", asides)]
 
@@ -167,7 +172,9 @@ def facts(race: Json) -> list[tuple[str, str]]:
 def amount(corpus: Json, size: str, documents: str) -> str:
     """Write 12.4 MB, 8,211 documents."""
     found = [byte_count(corpus[size])] if corpus.get(size) else []
-    return ", ".join([*found, *([plural(corpus[documents], "document")] if corpus.get(documents) else [])])
+    return ", ".join(
+        [*found, *([plural(corpus[documents], "document")] if corpus.get(documents) else [])]
+    )
 
 
 def total_time(race: Json) -> str:

@@ -68,7 +68,9 @@ def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entra
                 name,
                 [x for x, _ in points],
                 [scale.factor * row.mean for _, row in points],
-                low=[scale.factor * (row.mean if row.low is None else row.low) for _, row in points],
+                low=[
+                    scale.factor * (row.mean if row.low is None else row.low) for _, row in points
+                ],
                 high=[
                     scale.factor * (row.mean if row.high is None else row.high) for _, row in points
                 ],
@@ -95,7 +97,9 @@ def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
         key = "eval_loss" if held_out else "train_loss"
         kind = "held-out loss" if held_out else "training loss"
         parts = [
-            replace(part, chart=learning_chart(found, key, part.key, f"{objective}, {kind}", entrants))
+            replace(
+                part, chart=learning_chart(found, key, part.key, f"{objective}, {kind}", entrants)
+            )
             for part in choices(axes, LEARNING_AXES)
         ]
         panels.append({"title": f"{objective}: {kind}", "parts": parts})

@@ -25,6 +25,7 @@ from kinfolk.reports.race_view import (
 
 TITLE = "Which family fits this text?"
 PSEUDO = "pseudo-likelihood"
+PSEUDO_TITLE = "Pseudo-likelihood: not ranked against the others"
 PSEUDO_HINT = (
     "These entrants predict each token from the text on both sides of it. That is easier than "
     "predicting it from the left alone, and the product of such predictions is not the probability "
@@ -51,9 +52,6 @@ class TextSection:
     """Bits per byte of held-out text, each kind of likelihood by itself."""
 
     hint: str
-    exact: Markup
-    pseudo: Markup
-    pseudo_hint: str
     parts: Sequence[Part]
     lead: Lead | None
 
@@ -127,16 +125,16 @@ def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> Te
     found = pairs(likelihood.get("differences") or ())
     compared = {name for pair in found for name in (pair.first, pair.second)}
     contest = [row for row in ranked if row.name in compared or not row.baseline]
+    rows_drawn = [row for row in ranked if not row.baseline]
+    exact = race_charts.interval_panel(rows_drawn, baselines, scale, entrants)
+    apart = race_charts.interval_panel(pseudo, [], scale, entrants)
+    parts = [
+        score_part(ranked, found, scale, chart=exact),
+        score_part(pseudo, found, scale, title=PSEUDO_TITLE, hint=PSEUDO_HINT, chart=apart),
+    ]
     return TextSection(
         text_hint(ranked, baselines),
-        race_charts.interval_panel([r for r in ranked if not r.baseline], baselines, scale, entrants),
-        race_charts.interval_panel(pseudo, [], scale, entrants),
-        PSEUDO_HINT,
-        [
-            score_part(part, found, scale, title=title)
-            for part, title in ((ranked, ""), (pseudo, "Pseudo-likelihoods"))
-            if part
-        ],
+        [part for part in parts if part.rows],
         lead("Held-out text", scale, contest, found),
     )
 
@@ -176,12 +174,15 @@ def task_hint(task: Json, scale: Scale) -> str:
     """Say what the task is and how many rows it has."""
     sizes = [f"{task[part]:,} {part}" for part in ("train", "dev", "test") if task.get(part)]
     direction = "lower" if scale.lower_is_better else "higher"
-    words = f"{str(task.get('kind', 'task')).replace('_', ' ').capitalize()}, scored by {scale.metric}; {direction} is better."
+    kind = str(task.get("kind") or "task").replace("_", " ").capitalize()
+    words = f"{kind}, scored by {scale.metric}; {direction} is better."
     if sizes:
         words += f" Rows: {', '.join(sizes)}."
     labels = task.get("labels") or {}
     if 0 < len(labels) <= 8:
-        words += " Labels: " + ", ".join(f"{name} {count:,}" for name, count in labels.items()) + "."
+        words += (
+            " Labels: " + ", ".join(f"{name} {count:,}" for name, count in labels.items()) + "."
+        )
     elif labels:
         words += f" {len(labels)} labels."
     return words + " Points: the mean over seeds. Lines: its 95 % interval. Pale: baselines."

@@ -66,6 +66,7 @@ class Part:
     label: str
     shown: bool = True
     title: str = ""
+    hint: str = ""
     chart: Markup = Markup()
     scale: Scale | None = None
     columns: Sequence[str] = ()
@@ -83,22 +84,26 @@ def score_part(
     label: str = ALL,
     shown: bool = True,
     title: str = "",
+    hint: str = "",
     chart: Markup = Markup(),
 ) -> Part:
     """Return the tables of one set of scores; the order of all of them is that of the rows."""
     columns, cells = score_columns(rows, scale)
-    names = [row.name for row in rows]
-    known = [pair for pair in found if pair.first in names and pair.second in names]
+    ranked = [row.name for row in rows]
+    known = [pair for pair in found if pair.first in ranked and pair.second in ranked]
+    compared = {name for pair in known for name in (pair.first, pair.second)}
+    names = [name for name in ranked if name in compared]
     return Part(
         key,
         label,
         shown,
         title,
+        hint,
         chart,
         scale,
         columns,
         [TableRow(row.name, line, row.baseline) for row, line in zip(rows, cells, strict=True)],
-        matrix(names, known, scale) if known else [],
+        matrix(names, known, scale),
         pair_rows(known, names, scale),
     )
 
@@ -152,7 +157,9 @@ def matrix(names: Sequence[str], found: Sequence[Pair], scale: Scale) -> list[Ma
     """Return the difference of every entrant from every other."""
     table = pair_table(found)
     return [
-        MatrixRow(name, [matrix_cell(name, other, table.get((name, other)), scale) for other in names])
+        MatrixRow(
+            name, [matrix_cell(name, other, table.get((name, other)), scale) for other in names]
+        )
         for name in names
     ]
 

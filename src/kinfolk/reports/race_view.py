@@ -125,11 +125,11 @@ def race_entrants(race: Json) -> dict[str, Entrant]:
 
 def task_scale(task: Json) -> Scale:
     """Return how the scores of a task are written."""
-    fraction = task.get("maximum") == 1
-    unit = task.get("unit") or ("points" if fraction else task["metric"])
-    digits = 1 if fraction or task.get("maximum") else 3
-    lower = bool(task.get("lower_is_better"))
-    return Scale(task["metric"], unit, 100 if fraction else 1, digits, lower)
+    lower, maximum = bool(task.get("lower_is_better")), finite(task.get("maximum"))
+    if lower or not maximum:
+        unit = task.get("unit") or task["metric"]
+        return Scale(task["metric"], unit, digits=3, lower_is_better=lower)
+    return Scale(task["metric"], task.get("unit") or "points", 100 / maximum)
 
 
 def text_scale(likelihood: Json) -> Scale:
