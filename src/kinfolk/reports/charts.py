@@ -250,16 +250,25 @@ def heatmap(
 
 
 def histogram(
-    bins: Sequence[Bin], *, x: str, y: str, diagonal: bool = False, digits: int = 2
+    bins: Sequence[Bin],
+    *,
+    x: str,
+    y: str,
+    note: str = "",
+    diagonal: bool = False,
+    digits: int = 2,
 ) -> Markup:
-    """Draw bins of equal width; `diagonal` draws the line from the first edge to the last."""
+    """Draw bins of equal width, with a line from the first edge to the last if `diagonal`.
+
+    `note` says what the notes above the bars count.
+    """
     drawn = [
         {"low": each.low, "high": each.high, "value": known(each.value), "note": each.note}
         for each in bins
     ]
-    spec = {"bins": drawn, "x": x, "y": y, "diagonal": diagonal, "digits": digits}
+    spec = {"bins": drawn, "x": x, "y": y, "note": note, "diagonal": diagonal, "digits": digits}
     table = [(f"{each.low} to {each.high}", number(each.value, digits), each.note) for each in bins]
-    return figure("histogram", summary(y, x, ()), spec, (x, y, ""), table)
+    return figure("histogram", summary(y, x, ()), spec, (x, y, note), table)
 
 
 def figure(
