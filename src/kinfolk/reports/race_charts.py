@@ -48,12 +48,12 @@ def interval_panel(
             scale.factor * (row.mean if row.high is None else row.high),
             note=row.words,
             muted=row.baseline,
-            color=entrants[row.name].color,
+            color=entrants[row.name].color or 0,
         )
         for row in rows
     ]
     references = [ReferenceLine(row.name, scale.factor * row.mean) for row in lines]
-    return interval_chart(drawn, references, x=scale.axis)
+    return interval_chart(drawn, references, x=scale.axis, digits=scale.digits)
 
 
 def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
@@ -75,9 +75,11 @@ def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entra
                     scale.factor * (row.mean if row.high is None else row.high) for _, row in points
                 ],
                 color=entrants[name].color,
+                muted=entrants[name].color is None,
             )
         )
-    return line_chart(series, [], x="labelled rows for training", y=scale.axis, log_x=True)
+    x = "labelled rows for training"
+    return line_chart(series, [], x=x, y=scale.axis, log_x=True, markers=True, digits=scale.digits)
 
 
 def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def learning_chart(
                 color=entrants[one["name"]].color,
             )
         )
-    return line_chart(series, [], x=LEARNING_AXES[axis], y=y)
+    return line_chart(series, [], x=LEARNING_AXES[axis], y=y, smooth=False)
 
 
 def curve_points(one: Json, key: str) -> list[tuple[int, float]]:
@@ -205,12 +207,13 @@ def tradeoff_chart(
             scale.factor * row.mean,
             low=None if row.low is None else scale.factor * row.low,
             high=None if row.high is None else scale.factor * row.high,
-            color=entrants[row.name].color,
+            color=entrants[row.name].color or 0,
+            muted=entrants[row.name].color is None,
         )
         for row in rows
         if row.name in costs
     ]
-    return scatter(points, x=title, y=scale.axis)
+    return scatter(points, x=title, y=scale.axis, digits=scale.digits)
 
 
 def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
@@ -229,6 +232,7 @@ def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
             if row.get("layers")
         ]
         if series:
-            drawn = line_chart(series, [], x="layer", y=f"{probe['metric']}, points")
+            y = f"{probe['metric']}, points"
+            drawn = line_chart(series, [], x="layer", y=y, markers=True, digits=1)
             panels.append({"title": probe["task"], "chart": drawn})
     return panels
