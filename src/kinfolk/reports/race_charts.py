@@ -1,5 +1,6 @@
 """The charts of the race page: intervals, label efficiency, learning, cost and score, probes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -220,11 +221,12 @@ def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
     """Return a chart for every probed task: a line for each entrant and its random control."""
     panels = []
     for probe in found:
+        scale = task_scale({"maximum": 1, **probe})
         series = [
             Series(
                 row["entrant"],
                 list(range(len(row["layers"]))),
-                [100 * value if value is not None else float("nan") for value in row["layers"]],
+                [math.nan if value is None else scale.factor * value for value in row["layers"]],
                 color=entrants[row["entrant"]].color,
                 dashed=not row["pretrained"],
             )
@@ -232,7 +234,8 @@ def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
             if row.get("layers")
         ]
         if series:
-            y = f"{probe['metric']}, points"
-            drawn = line_chart(series, [], x="layer", y=y, markers=True, digits=1)
+            drawn = line_chart(
+                series, [], x="layer", y=scale.axis, markers=True, digits=scale.digits
+            )
             panels.append({"title": probe["task"], "chart": drawn})
     return panels
