@@ -129,6 +129,14 @@ class ULMFiT(LanguageModel):
         """Return the embeddings and the last layer's output; those between have another size."""
         return [self.token_embeddings(inputs.input_ids), self(inputs).hidden]
 
+    def all_layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the embeddings and the output of every layer, without dropout."""
+        recurrence = Recurrence(inputs, self.lstm_layers)
+        flat = [recurrence.flatten(self.token_embeddings(inputs.input_ids))]
+        for layer in self.lstm_layers:
+            flat.append(recurrence.run(layer, flat[-1]))
+        return [recurrence.unflatten(x) for x in flat]
+
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings; a dropped word is dropped wherever it occurs in the batch."""
         x: Tensor = self.token_embeddings(input_ids)
