@@ -67,6 +67,7 @@ class ULMFiT(LanguageModel):
     decoding = "causal"
     static_cache = False
     static_shapes = False
+    reads_texts = True
     pooling = Pooling(token="concat")
     lm_head_modules = ("bias",)
     pretraining_only = ("bias",)

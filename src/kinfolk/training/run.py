@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
+from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory, with_texts
 from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
-from kinfolk.nn.language_model import LanguageModel, has_static_shapes
+from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog
@@ -84,7 +84,8 @@ class Workload(ABC):
 
     def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
         """Yield the micro-batches of each step from `start` on."""
-        return data_loader(self.batches, self.train, start, pinned)
+        batches = WithTexts(self.batches) if reads_texts(self.model) else self.batches
+        return data_loader(batches, self.train, start, pinned)
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that select the best checkpoint, besides the loss."""
@@ -357,6 +358,16 @@ def check_fingerprints(current: Sequence[tuple[str, str]], saved: Sequence[str])
     raise UserError(
         f"{changed[0]} changed since the run started: restore its content, or start a new run"
     )
+
+
+class WithTexts(Dataset[Batch[Any]]):
+    """The batches of a data set, with the order in which recurrent layers read their texts."""
+
+    def __init__(self, batches: Dataset[Batch[Any]]) -> None:
+        self.batches = batches
+
+    def __getitem__(self, number: int) -> Batch[Any]:
+        return with_texts(self.batches[number])
 
 
 def data_loader(
