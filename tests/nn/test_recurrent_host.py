@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import Batch, tree_map, with_texts
+from kinfolk.batch import Batch, Loss, tree_map, with_texts
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.families import families
 from kinfolk.packed_texts import PackedTexts, WholeRows
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.capture import tensor_leaves
+from kinfolk.training.capture import GraphedForwardBackward, batch_key, tensor_leaves
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep
@@ -48,7 +48,7 @@ class HostGuard(TorchDispatchMode):
 
 def documents(size: int) -> InMemoryDocuments:
     numbers = torch.Generator().manual_seed(0)
-    texts = torch.randint(4, VOCAB, (ROWS * 100 // size, size), generator=numbers)
+    texts = torch.randint(4, VOCAB, (ROWS * max(100, size) // size, size), generator=numbers)
     return InMemoryDocuments.from_lists([[text] for text in texts.tolist()])
 
 
@@ -124,6 +124,35 @@ def test_texts_found_by_the_loader_change_no_bit(family: str, way: str, size: in
     found = results(learner, (with_texts(data[number]) for number in range(3)))
     assert len(found) == len(expected) > 3
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("way", ["stream", "bptt"])
+def test_a_recorded_step_of_whole_rows_serves_the_batches_after_it(way: str) -> None:
+    """All that differs between them is in tensors, the states too: a graph copies those."""
+    learner, data = setting("ulmfit", way, 600)
+    batches = [with_texts(data[number]) for number in range(30)]
+    batches = [batch for batch in batches if batch_key(batch) == batch_key(batches[0])][:4]
+    memory = learner.model.init_memory(ROWS)
+    captured = GraphedForwardBackward(lambda batch: Loss({}), [])
+    assert len(batches) > 1 and all(captured.accepts(batch) for batch in batches)
+    recorded = tree_map(batches[0].with_memory(memory), Tensor.clone)
+    for number, batch in enumerate(batches):
+        batch = batch.with_memory(memory)
+        for target, source in zip(tensor_leaves(recorded), tensor_leaves(batch), strict=True):
+            target.copy_(source)
+        losses = []
+        for given in (batch, recorded):
+            torch.manual_seed(number)
+            losses.append(learner(given.inputs, given.targets))
+        assert torch.equal(losses[0].mean(batch.counts), losses[1].mean(batch.counts))
+        memory = losses[0].memory
+
+
+def test_a_batch_of_packed_rows_is_not_recorded() -> None:
+    for family, way in (("ulmfit", "stream"), ("elmo", "bilm")):
+        data = setting(family, way, 9)[1]
+        captured = GraphedForwardBackward(lambda batch: Loss({}), [])
+        assert not captured.accepts(with_texts(data[0]))
 
 
 def test_texts_move_with_the_batch_and_their_sizes_stay_on_the_host() -> None:

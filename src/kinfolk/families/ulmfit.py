@@ -68,6 +68,7 @@ class ULMFiT(LanguageModel):
     static_cache = False
     static_shapes = False
     reads_texts = True
+    static_whole_rows = True
     pooling = Pooling(token="concat")
     lm_head_modules = ("bias",)
     pretraining_only = ("bias",)

@@ -190,6 +190,8 @@ class LanguageModel(nn.Module):
     # Its layers read the texts of a row one by one (recurrent networks): the data loader finds
     # them, since on an accelerator the network would have to wait for it.
     reads_texts: bool = False
+    # Without static shapes: they are static for batches whose rows are one text each.
+    static_whole_rows: bool = False
     # Tables of token embeddings that predict no tokens: the output layer is another one.
     input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers

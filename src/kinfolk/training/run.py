@@ -317,6 +317,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         learner.compile(dynamic=row_length is None)
     parameters = sum(p.numel() for p in model.parameters())
     replayed = train.replays(parameters, row_length)
+    whole_rows = replayed and row_length is None and model.static_whole_rows
     return TrainStep(
         learner,
         build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay),
@@ -326,7 +327,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         device=device,
         bfloat16=bfloat16,
         block_masks=compiled and cuda and row_length is not None,
-        cuda_graph=compiled and cuda and replayed,
+        cuda_graph=cuda and ((compiled and replayed) or whole_rows),
         memory=work.memory,
         unfreezing=work.unfreezing,
         attack=work.attack,
@@ -340,7 +341,7 @@ def static_row_length(work: Workload) -> int | None:
     """Return the length of all rows; None where shapes inside the network differ by batch."""
     if has_static_shapes(work.model):
         return work.row_length
-    if work.train.cuda_graph == "yes":
+    if work.train.cuda_graph == "yes" and not work.model.static_whole_rows:
         raise UserError(
             f"train.cuda_graph=yes: the shapes inside {work.model.family_name} depend on the texts "
             "of a batch, so its step cannot be replayed; leave it at auto"
