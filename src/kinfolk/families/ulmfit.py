@@ -70,6 +70,8 @@ class ULMFiT(LanguageModel):
     decoding = "causal"
     static_cache = False
     static_shapes = False
+    reads_texts = True
+    static_whole_rows = True
     pooling = Pooling(token="concat")
     lm_head_modules = ("bias",)
     pretraining_only = ("bias", "lm_head")
