@@ -16,7 +16,6 @@ from itertools import combinations, islice
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL, resample
@@ -248,6 +247,8 @@ def _half_width(parts: Sequence[_Variance], error_rate: float) -> float:
     total = sum(part.value for part in parts)
     if not total:
         return 0.0
+    from scipy.special import stdtrit  # quantiles of Student's distribution
+
     weighted = sum(-stdtrit(part.df, error_rate / 2) * part.value for part in parts if part.value)
     return float(weighted / math.sqrt(total))
 
