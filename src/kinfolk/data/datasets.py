@@ -57,9 +57,10 @@ class PackedDataset(Dataset[Batch[Any]]):
         """Return the examples of one row of the run, which may lie in any epoch."""
         epoch, index = divmod(position, len(self.packing))
         row = self.epoch_order(epoch)[index] if self.shuffled else index
+        drawn = self.objective.example_epoch(epoch)
         return [
             self.objective.example(
-                self.chunks[int(i)], generator(self.seed, Stream.EXAMPLE, epoch, int(i))
+                self.chunks[int(i)], generator(self.seed, Stream.EXAMPLE, drawn, int(i))
             )
             for i in self.packing[int(row)]
         ]

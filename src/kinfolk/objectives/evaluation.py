@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfolk.attention_mask import PADDING_ID
-from kinfolk.batch import IGNORE_INDEX, Batch, Inputs
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, with_texts
 from kinfolk.data.chunks import TokenizedDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset, evaluation_dataset
+from kinfolk.nn.language_model import reads_texts
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.objective import Objective
 from kinfolk.objectives.rtd import RTD
@@ -230,6 +231,7 @@ def _batches(
     model.eval()
     with torch.inference_mode():
         for number in range(len(dataset)):
-            yield dataset[number].to(device)
+            batch = dataset[number]
+            yield (with_texts(batch) if reads_texts(model) else batch).to(device)
             progress(number + 1, len(dataset))
     model.train(training)

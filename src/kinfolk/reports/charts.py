@@ -27,13 +27,19 @@ FIGURE = Markup(
 
 @dataclass(frozen=True)
 class Series:
-    """A curve; points that are not finite are skipped. `color` defaults to its place."""
+    """A curve; points that are not finite are skipped. `color` defaults to its place.
+
+    `low` and `high`, an interval at every x, are drawn as a band.
+    """
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float]
     color: int | None = None
     dashed: bool = False
+    muted: bool = False
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,11 @@ def line_chart(
                 "name": curve.name,
                 "color": color_of(index if curve.color is None else curve.color),
                 "dashed": curve.dashed,
+                "muted": curve.muted,
+                "band": [
+                    (x, known(low), known(high))
+                    for x, low, high in zip(curve.xs, curve.low, curve.high, strict=False)
+                ],
                 "points": curve_points(xs, soft),
                 "raw": curve_points(xs, ys) if soft is not ys else [],
             }
@@ -250,16 +261,25 @@ def heatmap(
 
 
 def histogram(
-    bins: Sequence[Bin], *, x: str, y: str, diagonal: bool = False, digits: int = 2
+    bins: Sequence[Bin],
+    *,
+    x: str,
+    y: str,
+    note: str = "",
+    diagonal: bool = False,
+    digits: int = 2,
 ) -> Markup:
-    """Draw bins of equal width; `diagonal` draws the line from the first edge to the last."""
+    """Draw bins of equal width, with a line from the first edge to the last if `diagonal`.
+
+    `note` says what the notes above the bars count.
+    """
     drawn = [
         {"low": each.low, "high": each.high, "value": known(each.value), "note": each.note}
         for each in bins
     ]
-    spec = {"bins": drawn, "x": x, "y": y, "diagonal": diagonal, "digits": digits}
+    spec = {"bins": drawn, "x": x, "y": y, "note": note, "diagonal": diagonal, "digits": digits}
     table = [(f"{each.low} to {each.high}", number(each.value, digits), each.note) for each in bins]
-    return figure("histogram", summary(y, x, ()), spec, (x, y, ""), table)
+    return figure("histogram", summary(y, x, ()), spec, (x, y, note), table)
 
 
 def figure(

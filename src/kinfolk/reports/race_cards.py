@@ -48,7 +48,7 @@ def emphasized(sentence: str, entrants: Mapping[str, Entrant]) -> Markup:
     if not names:
         return escape(text)
     # A name is a whole word: "gpt" is not a part of "gpt2".
-    found = re.split(rf"(?<![\w/])({'|'.join(map(re.escape, names))})(?![\w/])", text)
+    found = re.split(rf"(?<![\w/.-])({'|'.join(map(re.escape, names))})(?![\w/-]|\.\w)", text)
     parts = [
         Markup('<b class="{}">{}</b>').format(entrants[part].style, part) if odd else escape(part)
         for odd, part in zip([False, True] * len(found), found, strict=False)

@@ -1,5 +1,6 @@
 """The charts of the race page: intervals, label efficiency, learning, cost and score, probes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,12 +49,12 @@ def interval_panel(
             scale.factor * (row.mean if row.high is None else row.high),
             note=row.words,
             muted=row.baseline,
-            color=entrants[row.name].color,
+            color=entrants[row.name].color or 0,
         )
         for row in rows
     ]
     references = [ReferenceLine(row.name, scale.factor * row.mean) for row in lines]
-    return interval_chart(drawn, references, x=scale.axis)
+    return interval_chart(drawn, references, x=scale.axis, digits=scale.digits)
 
 
 def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
@@ -75,9 +76,11 @@ def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entra
                     scale.factor * (row.mean if row.high is None else row.high) for _, row in points
                 ],
                 color=entrants[name].color,
+                muted=entrants[name].color is None,
             )
         )
-    return line_chart(series, [], x="labelled rows for training", y=scale.axis, log_x=True)
+    x = "labelled rows for training"
+    return line_chart(series, [], x=x, y=scale.axis, log_x=True, markers=True, digits=scale.digits)
 
 
 def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def learning_chart(
                 color=entrants[one["name"]].color,
             )
         )
-    return line_chart(series, [], x=LEARNING_AXES[axis], y=y)
+    return line_chart(series, [], x=LEARNING_AXES[axis], y=y, smooth=False)
 
 
 def curve_points(one: Json, key: str) -> list[tuple[int, float]]:
@@ -205,23 +208,25 @@ def tradeoff_chart(
             scale.factor * row.mean,
             low=None if row.low is None else scale.factor * row.low,
             high=None if row.high is None else scale.factor * row.high,
-            color=entrants[row.name].color,
+            color=entrants[row.name].color or 0,
+            muted=entrants[row.name].color is None,
         )
         for row in rows
         if row.name in costs
     ]
-    return scatter(points, x=title, y=scale.axis)
+    return scatter(points, x=title, y=scale.axis, digits=scale.digits)
 
 
 def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
     """Return a chart for every probed task: a line for each entrant and its random control."""
     panels = []
     for probe in found:
+        scale = task_scale({"maximum": 1, **probe})
         series = [
             Series(
                 row["entrant"],
                 list(range(len(row["layers"]))),
-                [100 * value if value is not None else float("nan") for value in row["layers"]],
+                [math.nan if value is None else scale.factor * value for value in row["layers"]],
                 color=entrants[row["entrant"]].color,
                 dashed=not row["pretrained"],
             )
@@ -229,6 +234,8 @@ def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
             if row.get("layers")
         ]
         if series:
-            drawn = line_chart(series, [], x="layer", y=f"{probe['metric']}, points")
+            drawn = line_chart(
+                series, [], x="layer", y=scale.axis, markers=True, digits=scale.digits
+            )
             panels.append({"title": probe["task"], "chart": drawn})
     return panels

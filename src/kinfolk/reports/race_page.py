@@ -142,11 +142,12 @@ def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> Te
 def text_hint(ranked: Sequence[ScoreRow], baselines: Sequence[ScoreRow]) -> str:
     """Say what the numbers of held-out text are."""
     words = "Text that no entrant was trained on: fewer bits per byte are a better model of it."
-    if not ranked:
-        return words
-    words += " Points: the mean over seeds. Lines: its 95 % interval."
-    names = race_cards.joined([row.name for row in baselines])
-    return f"{words} Dashed: {names}, which count the same training text." if baselines else words
+    if ranked:
+        words += " Points: the mean over seeds. Lines: its 95 % interval."
+    if baselines:
+        names = race_cards.joined([row.name for row in baselines])
+        words += f" Dashed: {names}, counted on the same training text."
+    return words
 
 
 def task_section(id: str, task: Json, entrants: Mapping[str, Entrant]) -> TaskSection:

@@ -112,7 +112,6 @@ def score_columns(rows: Sequence[ScoreRow], scale: Scale) -> tuple[list[str], li
     """Return the columns of a table of scores, without those that would be empty."""
     many = any(len(row.seeds) > 1 for row in rows)
     columns = {
-        "scored by": [Cell(row.words, row.words) for row in rows],
         scale.metric: [Cell(scale.score(row.mean), row.mean) for row in rows],
         "95 % interval": [Cell(interval(row.low, row.high, scale), width(row)) for row in rows],
         "spread over seeds": [Cell(scale.score(row.spread), number(row.spread)) for row in rows],
@@ -121,6 +120,7 @@ def score_columns(rows: Sequence[ScoreRow], scale: Scale) -> tuple[list[str], li
             Cell("–" if row.seconds is None else duration(row.seconds), number(row.seconds))
             for row in rows
         ],
+        "scored by": [Cell(row.words, row.words) for row in rows],
     }
     if not any(row.words for row in rows):
         del columns["scored by"]
@@ -274,7 +274,6 @@ def short(value: float) -> str:
 # The columns of costs: title, key, format, whether a bar shows the share of the largest.
 COSTS = (
     ("parameters", "parameters", short, True),
-    ("without embeddings", "non_embedding_parameters", short, False),
     ("learning rate", "lr", lambda value: f"{value:.3g}", False),
     ("steps", "steps", lambda value: f"{value:,.0f}", False),
     ("tokens", "tokens", short, True),

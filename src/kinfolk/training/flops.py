@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 aten = torch.ops.aten
 Shape = Sequence[int]
@@ -65,15 +66,14 @@ FORMULAS = {
 }
 
 
-class NoModules:
-    """Stands for the tracker of modules, whose hooks fail in the no_grad block of an objective."""
+class NoModules(ModuleTracker):
+    """A tracker without its hooks, which fail in the no_grad block of an objective."""
 
-    parents = frozenset({"Global"})
-
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         """Register no hooks."""
+        return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove none."""
 
 

@@ -11,15 +11,18 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from kinfolk.batch import Inputs
+from kinfolk.batch import Batch
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import has_static_shapes
+from kinfolk.training.capture import batch_key
 from kinfolk.training.flops import FlopCounter
 from kinfolk.training.log import MetricsLog
 from kinfolk.training.loop import TrainLoop
@@ -34,7 +37,8 @@ TOLERANCE = 0.02  # largest difference between two runs, as a share of the budge
 MIN_STEPS = round(1 / TOLERANCE)  # rounding to whole steps is half a step up, and half a step down
 
 READ_STEPS = 256  # steps whose tokens are counted, where an epoch has more
-COUNTED_BATCHES = 3  # micro-batches whose FLOPs are counted
+COUNTED_SHAPES = 4  # the most common shapes of a micro-batch, whose FLOPs are counted
+BATCHES_OF_SHAPE = 2  # micro-batches counted of a single shape, where FLOPs depend on the texts
 
 WARMUP_STEPS = 3  # before a step is timed: the first compiles
 ROUNDS = 7
@@ -169,41 +173,63 @@ def count_step(recipe: Recipe) -> Cost:
     train = dataclasses.replace(recipe.train, compile="no", cuda_graph="no")
     work = PretrainWorkload(dataclasses.replace(recipe, train=train))
     parts, batches = train.gradient_accumulation, work.batches
-    read = parts * min(READ_STEPS, -(-len(batches) // parts))
-    tokens, sizes = zip(*(batch_size(batches[n].inputs) for n in range(read)), strict=True)
+    steps = min(READ_STEPS, -(-len(batches) // parts))
+    read = [BatchSize.of(batches[number]) for number in range(parts * steps)]
     try:
-        flops = count_flops(work)
-    except torch.OutOfMemoryError:  # compiled, a step needs less memory
+        flops = flops_per_position(work, read)
+    except torch.OutOfMemoryError:  # a compiled step needs less memory
         work.model.cpu()
-        flops = count_flops(work)
-    # FLOPs grow with the positions of a batch, which differ where segments have random lengths.
-    mean_flops = flops * statistics.fmean(sizes)
-    return Cost(parts * statistics.fmean(tokens), parts * mean_flops, 0.0)
+        flops = flops_per_position(work, read)
+    tokens = statistics.fmean(size.tokens for size in read)
+    return Cost(parts * tokens, parts * flops * statistics.fmean(s.positions for s in read), 0.0)
 
 
-def batch_size(inputs: Inputs) -> tuple[int, int]:
-    """Return the tokens of a batch, and its positions, padding included; of the encoder too."""
-    tokens, positions = int(input_tokens(inputs)), inputs.input_ids.numel()
-    if inputs.encoder_inputs is None:
-        return tokens, positions
-    return tokens, positions + batch_size(inputs.encoder_inputs)[1]
+@dataclass(frozen=True)
+class BatchSize:
+    """What the cost of a micro-batch depends on."""
+
+    tokens: int  # without padding
+    positions: int  # with padding; of the encoder too
+    shape: Hashable  # of all tensors
+
+    @classmethod
+    def of(cls, batch: Batch[Any]) -> "BatchSize":
+        """Return the size of a micro-batch."""
+        positions, inputs = batch.inputs.input_ids.numel(), batch.inputs.encoder_inputs
+        if inputs is not None:
+            positions += inputs.input_ids.numel()
+        return cls(int(input_tokens(batch.inputs)), positions, batch_key(batch))
 
 
-def count_flops(work: PretrainWorkload) -> float:
-    """Count the FLOPs of forward and backward, by position of a batch."""
+def flops_per_position(work: PretrainWorkload, read: Sequence[BatchSize]) -> float:
+    """Return the mean FLOPs of forward and backward for a position of the batches.
+
+    Batches of one shape have equal FLOPs, except in networks whose inner shapes depend on the
+    texts. The most common shapes are counted, weighted by how often they occur.
+    """
+    common = Counter(size.shape for size in read).most_common(COUNTED_SHAPES)
+    each = 1 if has_static_shapes(work.model) or len(common) > 1 else BATCHES_OF_SHAPE
+    flops = positions = 0.0
+    for shape, occurrences in common:
+        numbers = [n for n, size in enumerate(read) if size.shape == shape][:each]
+        counted = statistics.fmean(batch_flops(work, work.batches[n]) for n in numbers)
+        flops += occurrences * counted
+        positions += occurrences * read[numbers[0]].positions
+    return flops / positions
+
+
+def batch_flops(work: PretrainWorkload, batch: Batch[Any]) -> int:
+    """Count the FLOPs of forward and backward on a micro-batch."""
     device = next(work.model.parameters()).device
     step = optimizer_step(work, device, bfloat16=uses_bfloat16(work, device))
+    if work.memory is not None:
+        batch = batch.with_memory(work.memory[0])
     work.model.train()
-    flops = positions = 0
-    for number in range(COUNTED_BATCHES):
-        batch = work.batches[number].to(device)
-        if work.memory is not None:
-            batch = batch.with_memory(work.memory[0].to(device))
-        with FlopCounter() as counter:
-            step.forward(batch).mean(batch.counts).backward()  # type: ignore[no-untyped-call]
-        work.model.zero_grad(set_to_none=True)
-        flops, positions = flops + counter.total, positions + batch_size(batch.inputs)[1]
-    return flops / positions
+    with FlopCounter() as counter:
+        loss = step.forward(batch.to(device))
+        loss.mean(batch.counts).backward()  # type: ignore[no-untyped-call]
+    work.model.zero_grad(set_to_none=True)
+    return counter.total
 
 
 def uses_bfloat16(work: PretrainWorkload, device: torch.device) -> bool:

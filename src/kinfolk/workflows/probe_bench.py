@@ -244,9 +244,11 @@ def center_of_gravity(weights: Sequence[float]) -> float:
 def expected_layer(scores: Sequence[float]) -> float | None:
     """Return the layer at which a task is solved on average (Tenney et al. 2019).
 
-    The scores are those of mixes of layers 0 to n. Layer n counts by what it adds; None where all
-    layers together add nothing to the embeddings.
+    The scores are those of mixes of layers 0 to n, higher for better. Layer n counts by what it
+    adds to the best score before. None where no layer adds anything to the embeddings.
+
+    Deviation: the paper also counts losses, which may put the mean outside of the network.
     """
-    gains = np.diff(np.asarray(scores, np.float64))
+    gains = np.diff(np.maximum.accumulate(np.asarray(scores, np.float64)))
     total = float(gains.sum())
     return float(gains @ np.arange(1, len(scores)) / total) if total > 0 else None

@@ -111,7 +111,7 @@ def check_probes(network: LanguageModel, task: Task) -> None:
 
 def random_network(network: LanguageModel, tokenizer: Tokenizer, seed: int) -> LanguageModel:
     """Return the same network with new random weights."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh: LanguageModel = network.config.build()
     bind_tokenizer(fresh, tokenizer)
