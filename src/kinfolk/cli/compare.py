@@ -1,7 +1,7 @@
 """The command `compare`: families on one text and its tasks, with equal budgets."""
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +209,8 @@ def terminal_progress() -> Any:
         def __init__(self) -> None:
             self._left: dict[str, Job] = {}
             self._done = self._total = 0
-            self._spent, self._guessed = Counter[str](), Counter[str]()  # seconds by kind
+            self._spent: dict[str, float] = defaultdict(float)  # seconds by kind
+            self._guessed: dict[str, float] = defaultdict(float)
             self._shown = time.monotonic()
 
         def on_message(self, message: str) -> None:
