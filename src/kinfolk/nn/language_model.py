@@ -187,6 +187,11 @@ class LanguageModel(nn.Module):
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
     static_shapes: bool = True
+    # Its layers read the texts of a row one by one (recurrent networks): the data loader finds
+    # them, since on an accelerator the network would have to wait for it.
+    reads_texts: bool = False
+    # Without static shapes: they are static for batches whose rows are one text each.
+    static_whole_rows: bool = False
     # Tables of token embeddings that predict no tokens: the output layer is another one.
     input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
@@ -382,6 +387,12 @@ def attention_windows(module: nn.Module) -> tuple[int, ...]:
     """Return the attention windows of the networks in a module, each once."""
     networks = [part for part in module.modules() if isinstance(part, LanguageModel)]
     return tuple({window: None for part in networks for window in part.attention_windows})
+
+
+def reads_texts(module: nn.Module) -> bool:
+    """Return whether a network in a module reads the texts of a row one by one."""
+    networks = [part for part in module.modules() if isinstance(part, LanguageModel)]
+    return any(part.reads_texts for part in networks)
 
 
 def has_static_shapes(module: nn.Module) -> bool:
