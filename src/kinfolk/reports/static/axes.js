@@ -10,6 +10,7 @@ window.kinfolk.axes = (() => {
   };
 
   const compact = (value) => {
+    if (Number.isInteger(value) && Math.abs(value) < 1e4) return value.toLocaleString("en");
     for (const [power, letter] of [[1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
       if (Math.abs(value) >= power) return `${+(value / power).toPrecision(4)}${letter}`;
     return String(+value.toPrecision(4));

@@ -9,7 +9,7 @@
     return made;
   };
   const ink = () => {
-    const names = ["paper", "card", "ink", "soft", "hair"];
+    const names = ["paper", "card", "ink", "soft", "hair", "strong"];
     const shades = Object.fromEntries(names.map((name) => [name, color(name)]));
     return { ...shades, colors: Array.from({ length: 8 }, (_, index) => color(`c${index}`)) };
   };
@@ -44,7 +44,7 @@
       this.reset.hidden = true;
       this.reset.addEventListener("click", () => this.zoom(null));
       bar.append(this.reset);
-      this.figure.insertBefore(bar, this.plot);
+      this.figure.prepend(bar);
     }
 
     toggle(key, label) {

@@ -2,15 +2,17 @@
 "use strict";
 window.kinfolk.builders = (() => {
   const { FONT, textWidth, compact, fixed, scale, range, percentile, axis } = window.kinfolk.axes;
+  const FEW = 8; // values of x up to which each has its tick
   const MARKED = 40; // points up to which each has a mark
 
   const inside = (value, bounds) => !bounds || (value >= bounds[0] && value <= bounds[1]);
   const visible = (entries, state) => entries.filter((entry) => !state.hidden.has(entry.name));
   const halo = (ink) => ({ textBorderColor: ink.paper, textBorderWidth: 4, stroke: ink.paper, lineWidth: 4 });
 
-  const grid = (yScale, width) => {
+  const grid = (xScale, yScale) => {
     const labels = yScale.ticks.map((tick) => textWidth(compact(tick), 12));
-    return { left: Math.max(30, ...labels) + 12, right: width < 520 ? 12 : 20, top: 10, bottom: 46, outerBoundsMode: "none" };
+    const last = textWidth(compact(xScale.ticks.at(-1) ?? 0), 12);
+    return { left: Math.max(20, ...labels) + 12, right: Math.max(8, last / 2 + 4), top: 10, bottom: 46, outerBoundsMode: "none" };
   };
 
   // A dashed line across the chart, its name at the right end.
@@ -47,6 +49,8 @@ window.kinfolk.builders = (() => {
     const shown = visible(spec.series, state);
     const xs = shown.flatMap((series) => series.points.map((point) => point[0]));
     const x = scale(...(state.window?.x || range(xs, state.logX, 0)), state.logX, Math.max(3, Math.min(8, width / 90)));
+    const places = [...new Set(xs)].filter((value) => value >= x.low && value <= x.high);
+    if (state.logX && places.length <= FEW) x.ticks = places; // 16, 64, 256 labels
     const heights = state.window?.x ? [] : visible(spec.lines, state).map((line) => line.value);
     for (const series of shown) {
       const soft = series.points.filter((point) => inside(point[0], state.window?.x)).map((point) => point[1]);
@@ -80,11 +84,11 @@ window.kinfolk.builders = (() => {
         { ...curve(each, each.points, { width: 2.2 }, { x, y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
       ]);
       return {
-        height: width < 520 ? 280 : 340,
+        height: width < 520 ? 260 : 340,
         scales: { x, y },
         soft: ink.soft,
         option: {
-          grid: grid(y, width),
+          grid: grid(x, y),
           xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, splitLine: { show: false }, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
           yAxis: axis(y, ink),
           series: [...series, ...drawnLines(visible(spec.lines, state), x, y, ink, width)],
@@ -120,7 +124,7 @@ window.kinfolk.builders = (() => {
         height: width < 520 ? 320 : 380,
         scales: { x, y },
         option: {
-          grid: grid(y, width),
+          grid: grid(x, y),
           xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
           yAxis: axis(y, ink),
           series: [
