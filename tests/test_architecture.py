@@ -32,13 +32,15 @@ BASE = {
     "errors",
     "files",
     "kv_cache",
+    "packed_texts",
     "rng",
 }
 READING = BASE | {"text", "data"}
 KNOWING = READING | {"nn", "families", "objectives", "tasks", "metrics"}
 ALLOWED = {
     "errors": set(),
-    "attention_mask": {"errors"},
+    "packed_texts": set(),
+    "attention_mask": {"errors", "packed_texts"},
     "kv_cache": {"errors", "attention_mask"},
     "batch": {"errors", "attention_mask", "kv_cache"},
     "config": {"errors", "synonyms"},

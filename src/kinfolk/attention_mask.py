@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from kinfolk.packed_texts import PackedTexts, WholeRows, texts_of
+
 PADDING_ID = -1  # the document id of padding
 BLOCK_SIZE = 128  # tokens on a side of a block of the block-sparse mask
 EMPTY_SLOT_ID = -2  # the document id of a cache slot that holds nothing yet
@@ -35,6 +37,8 @@ class AttentionMask:
     # Set by `with_block_masks`: the same mask, for the block-sparse kernel.
     block_mask: BlockMask | None = None
     window_block_masks: Mapping[int, BlockMask] = field(default_factory=dict)  # by window
+    # Set by `with_texts`: the order in which recurrent layers read these documents.
+    texts: WholeRows | PackedTexts | None = None
 
     @classmethod
     def bidirectional(cls, document_ids: Tensor, *, unpacked: bool = False) -> "AttentionMask":
@@ -75,6 +79,16 @@ class AttentionMask:
                 window: block_mask_from_bounds(self, self, window) for window in windows
             },
         )
+
+    def with_texts(self) -> "AttentionMask":
+        """Find the texts for recurrent layers; where the mask is on an accelerator, wait for it."""
+        return self if self.texts else replace(self, texts=self.find_texts())
+
+    def find_texts(self) -> WholeRows | PackedTexts:
+        """Return the order in which recurrent layers read the documents."""
+        if self.texts is not None:
+            return self.texts
+        return WholeRows() if self.unpacked else texts_of(self.document_ids)
 
     def for_targets(self, positions: Tensor) -> "AttentionMask":
         """Return the mask of XLNet's query stream at target positions, (batch, query).

@@ -26,6 +26,15 @@ def tree_map(value: T, change: Callable[[Tensor], Tensor]) -> T:
     return value
 
 
+def with_texts(value: T) -> T:
+    """Find the texts of every attention mask in a tree of dataclasses, for recurrent layers."""
+    if isinstance(value, AttentionMask):
+        return value.with_texts()  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: with_texts(getattr(value, f.name)) for f in fields(value)})
+    return value
+
+
 class TensorTree:
     """A dataclass of tensors that moves to a device as a whole."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.nn.crf import CRF, bio_transitions
-from kinfolk.nn.recurrent import PackedTexts
+from kinfolk.packed_texts import PackedTexts
 
 LENGTHS = [3, 1, 4, 4, 2]
 LABELS = ("O", "B-X", "I-X", "B-Y", "I-Y")

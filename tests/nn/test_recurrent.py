@@ -11,13 +11,11 @@ from torch.nn.utils.rnn import PackedSequence
 from kinfolk.attention_mask import EMPTY_SLOT_ID, PADDING_ID, AttentionMask
 from kinfolk.batch import Inputs, KVCache, SegmentMemory
 from kinfolk.nn.recurrent import (
-    PackedTexts,
     Recurrence,
-    WholeRows,
     empty_lstm_memory,
     lstm,
-    texts_of,
 )
+from kinfolk.packed_texts import PackedTexts, WholeRows
 
 SIZE = 6
 PACKED = torch.tensor([[0, 0, 0, 1, 1, -1, -1], [4] * 7, [-1, -1, 7, 7, 7, 8, 8], [-1] * 7])
@@ -83,8 +81,8 @@ def test_both_directions_of_a_layer_stay_in_their_text() -> None:
 
 def test_rows_of_one_text_are_not_packed() -> None:
     whole = torch.arange(3)[:, None].expand(3, 7)
-    assert isinstance(texts_of(AttentionMask.causal(whole)), WholeRows)
-    assert isinstance(texts_of(AttentionMask.causal(PACKED)), PackedTexts)
+    assert isinstance(AttentionMask.causal(whole).find_texts(), WholeRows)
+    assert isinstance(AttentionMask.causal(PACKED).find_texts(), PackedTexts)
     layers, x = stack(), vectors(3, 7)
     hidden, _ = run(layers, x, inputs(whole))
     torch.testing.assert_close(hidden[1], alone(layers, x[1]))
@@ -124,7 +122,7 @@ def test_runs_of_whole_rows_equal_packed_texts() -> None:
         torch.randn(1, texts.num_texts, 5, generator=draws, dtype=torch.double) for _ in range(2)
     )
     x = texts.flatten(vectors(4, 7)).requires_grad_()
-    ours = lstm(layer, x, (state[0], state[1]), texts.batch_sizes, 0.0)
+    ours = lstm(layer, x, (state[0], state[1]), texts)
     packed, theirs = layer(PackedSequence(x, texts.batch_sizes), state)
     for found, expected in zip(ours, (packed.data, *theirs), strict=True):
         torch.testing.assert_close(found, expected)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kinfolk.batch import with_texts
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.families import families
@@ -129,6 +130,23 @@ def test_a_replayed_step_is_the_same_step(
             continue
         apart = (way_other - way_one).norm() / way_one.norm()
         assert apart < 0.05, f"{name}: {apart:.3f}"
+
+
+@pytest.mark.parametrize("way", ["stream", "bptt"])
+def test_whole_rows_of_an_lstm_language_model_are_replayed(way: str) -> None:
+    model, objective, _ = setting("ulmfit", way)
+    numbers = torch.Generator().manual_seed(0)
+    texts = torch.randint(110, VOCAB, (ROWS, 5000), generator=numbers).tolist()
+    feed = ContiguousDataset(
+        objective, InMemoryDocuments.from_lists([[text] for text in texts]), batch_size=ROWS
+    )
+    batches = [with_texts(feed[number]) for number in range(STEPS)]
+    plain, _, _ = learned(model, objective, batches, captured=False)
+    replayed, _, step = learned(model, objective, batches, captured=True)
+    assert step.graphed is not None and step.graphed.graphs
+    for a, b in zip(plain, replayed, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-3)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -1,6 +1,7 @@
 """A run of any workload: what its folder holds, what callbacks receive, how it ends and resumes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,19 @@ from torch.utils.data import Dataset
 from kinfolk.batch import Batch, Inputs, Loss
 from kinfolk.errors import UserError
 from kinfolk.families.bilstm import BiLSTMConfig
+from kinfolk.families.ulmfit import FAMILY as ULMFIT
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Evaluation, Progress
-from kinfolk.training.run import LossFn, Run, Workload, select_device, static_row_length
+from kinfolk.training.run import (
+    LossFn,
+    Run,
+    Workload,
+    optimizer_step,
+    select_device,
+    static_row_length,
+)
 
 
 class Numbers(Dataset[Batch[Any]]):
@@ -241,3 +250,22 @@ def test_a_network_whose_shapes_depend_on_the_texts_has_no_static_rows() -> None
     work.train = TrainConfig(cuda_graph="yes")
     with pytest.raises(UserError, match="bilstm depend on the texts of a batch"):
         static_row_length(work)
+
+
+def test_whole_rows_of_an_lstm_language_model_are_replayed_where_the_settings_say_so() -> None:
+    work, cuda = Toy(TrainConfig()), torch.device("cuda")
+    work.row_length, work.model = 8, replace(ULMFIT.config("nano"), vocab_size=8).build()
+    assert optimizer_step(work, cuda, bfloat16=False).graphed is None
+    work.train = TrainConfig(cuda_graph="yes")
+    assert static_row_length(work) is None
+    assert optimizer_step(work, cuda, bfloat16=False).graphed is not None
+    assert optimizer_step(work, torch.device("cpu"), bfloat16=False).graphed is None
+
+
+def test_batches_of_a_recurrent_network_come_with_their_texts() -> None:
+    work = Toy(TrainConfig(steps=1))
+    (plain,) = next(work.micro_batches(0, pinned=False))
+    assert plain.inputs.attention_mask.texts is None
+    work.model = replace(ULMFIT.config("nano"), vocab_size=8).build()
+    (batch,) = next(work.micro_batches(0, pinned=False))
+    assert batch.inputs.attention_mask.texts is not None

@@ -24,7 +24,8 @@ from kinfolk.nn.language_model import (
     model_field,
     network_of,
 )
-from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_, run_eagerly
+from kinfolk.nn.recurrent import open_forget_gates_, run_eagerly
+from kinfolk.packed_texts import PackedTexts
 
 
 @config("bilstm")

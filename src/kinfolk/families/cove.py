@@ -28,8 +28,9 @@ from kinfolk.nn.language_model import (
     network_of,
 )
 from kinfolk.nn.layers import SlicedLinear
-from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_
+from kinfolk.nn.recurrent import open_forget_gates_
 from kinfolk.objectives.seq2seq import Seq2Seq
+from kinfolk.packed_texts import PackedTexts
 from kinfolk.training.config import TrainConfig
 
 STATE, SCORES = 0, 1  # keys of KVCache.extra

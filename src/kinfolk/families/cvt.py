@@ -31,8 +31,9 @@ from kinfolk.nn.language_model import (
     model_field,
     network_of,
 )
-from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_, run_eagerly
+from kinfolk.nn.recurrent import open_forget_gates_, run_eagerly
 from kinfolk.nn.views import ViewedStates
+from kinfolk.packed_texts import PackedTexts
 
 NUM_LAYERS = 2  # views read the first, the primary module both
 FILTER_WIDTHS, CHARACTER_SIZE = (2, 3, 4), 50  # of the character CNN

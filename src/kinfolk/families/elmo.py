@@ -152,6 +152,7 @@ class ELMo(LanguageModel):
     token_embeddings: CharacterEmbedding
     architecture = "recurrent"
     static_shapes = False
+    reads_texts = True
     lm_head_modules = ("softmax",)
     pretraining_only = ("softmax",)
 

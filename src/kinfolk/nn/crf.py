@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from kinfolk.nn.recurrent import PackedTexts
+from kinfolk.packed_texts import PackedTexts
 
 INSIDE = ("I-", "E-", "M-", "L-")  # prefixes of words that continue a span
 OPEN = ("B-", "I-", "M-")  # prefixes of words that the next one may continue

@@ -187,6 +187,11 @@ class LanguageModel(nn.Module):
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
     static_shapes: bool = True
+    # Its layers read the texts of a row one by one (recurrent networks): the data loader finds
+    # them, since on an accelerator the network would have to wait for it.
+    reads_texts: bool = False
+    # Without static shapes: they are static for batches whose rows are one text each.
+    static_whole_rows: bool = False
     # Tables of token embeddings that predict no tokens: the output layer is another one.
     input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
@@ -232,6 +237,17 @@ class LanguageModel(nn.Module):
 
         The last one is what the network itself returns, after its last norm.
         """
+        return self.record_layers(lambda: self(inputs).hidden)
+
+    def all_layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the embeddings and the output of every layer, whose sizes may differ."""
+        return self.layer_outputs(inputs)
+
+    def record_layers(self, run: Callable[[], Tensor]) -> list[Tensor]:
+        """Return the input of the first layer and the outputs of all that a function runs.
+
+        The function returns the hidden states after the last norm, which replace the last output.
+        """
         found: list[Tensor] = []
 
         def add(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
@@ -240,7 +256,7 @@ class LanguageModel(nn.Module):
         stacks = [part for part in self.modules() if isinstance(part, LayerStack)]
         hooks = [layer.register_forward_hook(add) for stack in stacks for layer in stack]
         try:
-            hidden = self(inputs).hidden
+            hidden = run()
         finally:
             for hook in hooks:
                 hook.remove()
@@ -314,6 +330,10 @@ class EncoderDecoder(LanguageModel):
         """Run the encoder alone: (batch, source length, hidden_size)."""
         raise NotImplementedError
 
+    def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the input of the encoder's first layer and the output of each of its layers."""
+        return self.record_layers(lambda: self.encode(inputs))
+
     def encoder_states(
         self, inputs: Inputs, *, dropout: bool = False
     ) -> tuple[Tensor, AttentionBackend]:
@@ -367,6 +387,12 @@ def attention_windows(module: nn.Module) -> tuple[int, ...]:
     """Return the attention windows of the networks in a module, each once."""
     networks = [part for part in module.modules() if isinstance(part, LanguageModel)]
     return tuple({window: None for part in networks for window in part.attention_windows})
+
+
+def reads_texts(module: nn.Module) -> bool:
+    """Return whether a network in a module reads the texts of a row one by one."""
+    networks = [part for part in module.modules() if isinstance(part, LanguageModel)]
+    return any(part.reads_texts for part in networks)
 
 
 def has_static_shapes(module: nn.Module) -> bool:

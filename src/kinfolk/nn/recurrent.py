@@ -7,14 +7,15 @@ crosses from one text to another.
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask
+from kinfolk.attention_mask import EMPTY_SLOT_ID
 from kinfolk.batch import Inputs, Output, SegmentMemory
+from kinfolk.packed_texts import PackedTexts, WholeRows
 
 LSTMState = tuple[Tensor, Tensor]  # hidden and cell state: (directions, texts or rows, size)
 STATES, STATE_DOCUMENTS = 0, 1  # keys of KVCache.extra
@@ -41,135 +42,6 @@ def run_eagerly(run: Callable[[Inputs], Output], inputs: Inputs) -> Output:
     return run(inputs)
 
 
-@dataclass(frozen=True, eq=False)
-class WholeRows:
-    """Rows of one text each, without padding: layers read (length, rows, size)."""
-
-    batch_sizes: None = None  # of a PackedSequence: there is none
-
-    def flatten(self, x: Tensor) -> Tensor:
-        """Return the vectors of rows, (rows, length, size), as layers read them."""
-        return x.transpose(0, 1)
-
-    def unflatten(self, x: Tensor) -> Tensor:
-        """Return the vectors to their rows."""
-        return x.transpose(0, 1)
-
-    def dropout_mask(self, x: Tensor, rate: float) -> Tensor:
-        """Draw what is dropped from each text, the same for all its tokens."""
-        return F.dropout(x.new_ones(1, *x.shape[1:]), rate)
-
-    def first_states(self, of_rows: Tensor) -> Tensor:
-        """Return the state that each text starts from, by those before its row."""
-        return of_rows.contiguous()  # which cuDNN requires
-
-    def last_states(self, of_texts: Tensor) -> Tensor:
-        """Return the state at the end of each row."""
-        return of_texts
-
-
-@dataclass(frozen=True, eq=False)
-class PackedTexts:
-    """The texts of packed rows as `PackedSequence` orders them: all first tokens, all second ones.
-
-    Longer texts come first, so that a step is a prefix of the step before.
-    """
-
-    positions: Tensor  # (tokens,): position of each token in the flattened rows; no padding
-    batch_sizes: Tensor  # (longest text,), on the CPU: number of texts at each step
-    text_ids: Tensor  # (tokens,): number of each token's text, the longest 0
-    shape: tuple[int, int]  # rows and their length
-    # The rows that begin with a text and its number; the rows that end with one, and its number.
-    first_texts: tuple[Tensor, Tensor]
-    last_texts: tuple[Tensor, Tensor]
-
-    @classmethod
-    def of(cls, document_ids: Tensor, device: torch.device | None = None) -> "PackedTexts":
-        """Find the texts by their document ids, (rows, length), each a run of equal ids.
-
-        `device` is that of the vectors, where the ids are not on it.
-        """
-        # On the CPU, which needs the lengths: one wait for an accelerator instead of many.
-        ids, device = document_ids.cpu(), device or document_ids.device
-        before = F.pad(ids, (1, 0), value=-1)[:, :-1]
-        starts_text = ids != before
-        starts_text[:, 0] = True  # the same id in the next row is another text
-        positions = torch.nonzero(ids.flatten() >= 0)[:, 0]
-        run = starts_text.flatten().cumsum(0)[positions]
-        _, text, lengths = torch.unique_consecutive(run, return_inverse=True, return_counts=True)
-        starts = lengths.cumsum(0) - lengths
-        offset = torch.arange(len(positions)) - starts[text]
-        rank = torch.argsort(torch.argsort(lengths, descending=True, stable=True))
-        order = torch.argsort(offset * len(lengths) + rank[text])
-        number = torch.full((ids.numel(),), -1).index_copy(0, positions, rank[text]).view_as(ids)
-        return cls(
-            positions[order].to(device),
-            torch.bincount(offset),
-            rank[text][order].to(device),
-            (len(ids), ids.shape[1]),
-            _texts_of_rows(number[:, 0], device),
-            _texts_of_rows(number[:, -1], device),
-        )
-
-    def flatten(self, x: Tensor) -> Tensor:
-        """Return the vectors of rows, (rows, length, size), as layers read them."""
-        return x.flatten(0, 1)[self.positions]
-
-    def unflatten(self, x: Tensor) -> Tensor:
-        """Return the vectors to their rows; those of padding are zero."""
-        rows, length = self.shape
-        flat = x.new_zeros(rows * length, x.shape[1]).index_copy(0, self.positions, x)
-        return flat.view(rows, length, -1)
-
-    def dropout_mask(self, x: Tensor, rate: float) -> Tensor:
-        """Draw what is dropped from each text, the same for all its tokens."""
-        return F.dropout(x.new_ones(self.num_texts, x.shape[1]), rate)[self.text_ids]
-
-    def first_states(self, of_rows: Tensor) -> Tensor:
-        """Return the state that each text starts from, by those before its row."""
-        rows, texts = self.first_texts
-        return of_rows.new_zeros(len(of_rows), self.num_texts, of_rows.shape[2]).index_copy(
-            1, texts, of_rows[:, rows]
-        )
-
-    def last_states(self, of_texts: Tensor) -> Tensor:
-        """Return the state at the end of each row; zero where it ends in padding."""
-        rows, texts = self.last_texts
-        return of_texts.new_zeros(len(of_texts), self.shape[0], of_texts.shape[2]).index_copy(
-            1, rows, of_texts[:, texts]
-        )
-
-    @property
-    def num_texts(self) -> int:
-        """The number of texts in all rows."""
-        return int(self.batch_sizes[0]) if len(self.batch_sizes) else 0
-
-    def add_max_pool(self, flat: Tensor) -> Tensor:
-        """Add the maximum over each text to its first token."""
-        texts = self.num_texts
-        pooled = flat.new_zeros(texts, flat.shape[1])
-        index = self.text_ids[:, None].expand_as(flat)
-        pooled = pooled.scatter_reduce(0, index, flat, "amax", include_self=False)
-        # The first step is the first token of every text, in the order of their ids.
-        return torch.cat([flat[:texts] + pooled, flat[texts:]])
-
-
-def _texts_of_rows(numbers: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the rows that have a text, and its number."""
-    rows = torch.nonzero(numbers >= 0)[:, 0]
-    return rows.to(device), numbers[rows].to(device)
-
-
-def texts_of(mask: AttentionMask) -> WholeRows | PackedTexts:
-    """Return the order in which layers read the texts of rows."""
-    if mask.unpacked is not None:
-        return WholeRows()
-    ids = mask.document_ids.cpu()
-    if bool((ids == ids[:, :1]).all() and (ids >= 0).all()):
-        return WholeRows()
-    return PackedTexts.of(ids, mask.document_ids.device)
-
-
 class Recurrence:
     """One forward pass of LSTM layers over the texts of packed rows.
 
@@ -180,7 +52,8 @@ class Recurrence:
 
     def __init__(self, inputs: Inputs, carried: Sequence[nn.LSTM] = ()) -> None:
         self.inputs, self.carried = inputs, carried
-        self.texts = texts_of(inputs.attention_mask)
+        # From the batch, or found now: on an accelerator, this waits for it.
+        self.texts = inputs.attention_mask.find_texts()
         self.initial = self._initial_states()  # two of each layer, before the first token of a row
         self.final: list[Tensor] = []  # the same after the last token of a row
 
@@ -206,7 +79,7 @@ class Recurrence:
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(layer.all_weights[0][0].dtype)
             state = self._first_states(layer, x)
-            output, *final = lstm(layer, x, state, self.texts.batch_sizes, weight_dropout)
+            output, *final = lstm(layer, x, state, self.texts, weight_dropout)
         if self.carried:
             self.final += [self.texts.last_states(part) for part in final]
         return output
@@ -247,11 +120,15 @@ class Recurrence:
 
 
 def lstm(
-    layer: nn.LSTM, x: Tensor, state: LSTMState, batch_sizes: Tensor | None, weight_dropout: float
+    layer: nn.LSTM,
+    x: Tensor,
+    state: LSTMState,
+    texts: WholeRows | PackedTexts,
+    weight_dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run a layer of torch, some of its recurrent weights dropped; return output and states."""
     if isinstance(layer, ClippedLSTM):
-        return layer.steps(x, state, batch_sizes)
+        return layer.steps(x, state, texts)
     weights: list[Tensor] = [weight for part in layer.all_weights for weight in part]
     if layer.training and weight_dropout > 0:
         weights[1] = F.dropout(weights[1], weight_dropout)
@@ -261,16 +138,17 @@ def lstm(
     settings = layer.bias, layer.num_layers, 0.0, torch.is_grad_enabled(), layer.bidirectional
 
     def of_rows(rows: Tensor, start: LSTMState) -> tuple[Tensor, Tensor, Tensor]:
+        if not layer.proj_size:
+            return torch.lstm(rows, start, weights, *settings, False)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
             return torch.lstm(rows, start, weights, *settings, False)
 
-    if batch_sizes is None:
+    if texts.batch_sizes is None:
         return of_rows(x, state)
     if x.device.type == "cpu" and not layer.bidirectional and not layer.proj_size:
-        sizes, lengths = torch.unique_consecutive(batch_sizes, return_counts=True)
-        return lstm_in_runs(of_rows, x, state, sizes.tolist(), lengths.tolist())
-    return torch.lstm(x, batch_sizes, state, weights, *settings)
+        return lstm_in_runs(of_rows, x, state, texts.runs)
+    return torch.lstm(x, texts.batch_sizes, state, weights, *settings)
 
 
 class ClippedLSTM(nn.LSTM):
@@ -292,11 +170,11 @@ class ClippedLSTM(nn.LSTM):
         self.cell_clip, self.projection_clip = cell_clip, projection_clip
 
     def steps(
-        self, x: Tensor, state: LSTMState, batch_sizes: Tensor | None
+        self, x: Tensor, state: LSTMState, texts: WholeRows | PackedTexts
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output and the final states, as `torch.lstm` does."""
         w_ih, w_hh, b_ih, b_hh, w_hr = self.all_weights[0]
-        sizes = [x.shape[1]] * len(x) if batch_sizes is None else batch_sizes.tolist()
+        sizes = [x.shape[1]] * len(x) if isinstance(texts, WholeRows) else [*texts.step_sizes]
         gates_of_inputs = torch.split(F.linear(x, w_ih, b_ih + b_hh).flatten(0, -2), sizes)
         (hidden,), (cell,) = state
         outputs = []
@@ -331,15 +209,14 @@ def lstm_in_runs(
     of_rows: Callable[[Tensor, LSTMState], tuple[Tensor, Tensor, Tensor]],
     x: Tensor,
     state: LSTMState,
-    sizes: Sequence[int],
-    lengths: Sequence[int],
+    runs: Sequence[tuple[int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run a layer on packed texts: steps with as many texts are one call, as for whole rows.
 
     oneDNN, the fast kernel of CPUs, takes no packed texts; so they take 10 to 70 % less time.
     """
     outputs, ended, start = [], [], 0
-    for size, length, left in zip(sizes, lengths, [*sizes[1:], 0], strict=True):
+    for (size, length), (left, _) in pairwise([*runs, (0, 0)]):
         rows = x[start : start + size * length].view(length, size, -1)
         output, *last = of_rows(rows, (state[0].contiguous(), state[1].contiguous()))
         outputs.append(output.flatten(0, 1))

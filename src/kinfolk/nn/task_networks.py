@@ -26,8 +26,9 @@ from kinfolk.errors import UserError
 from kinfolk.nn.crf import CRF, bio_transitions
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import MAX_LAYERS, MAX_SIZE, network_of
-from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_
+from kinfolk.nn.recurrent import open_forget_gates_
 from kinfolk.nn.task_heads import TaskModel, TaskModelConfig
+from kinfolk.packed_texts import PackedTexts
 
 
 @dataclass(frozen=True, eq=False)

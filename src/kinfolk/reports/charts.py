@@ -28,13 +28,19 @@ FIGURE = Markup(
 
 @dataclass(frozen=True)
 class Series:
-    """A curve; points that are not finite are skipped. `color` defaults to its place."""
+    """A curve; points that are not finite are skipped. `color` defaults to its place.
+
+    `low` and `high`, an interval at every x, are drawn as a band.
+    """
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float]
     color: int | None = None
     dashed: bool = False
+    muted: bool = False
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,11 @@ def line_chart(
                 "name": curve.name,
                 "color": color_of(index if curve.color is None else curve.color),
                 "dashed": curve.dashed,
+                "muted": curve.muted,
+                "band": [
+                    (x, known(low), known(high))
+                    for x, low, high in zip(curve.xs, curve.low, curve.high, strict=False)
+                ],
                 "points": curve_points(xs, soft),
                 "raw": curve_points(xs, ys) if soft is not ys else [],
             }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.batch import Batch, Loss, tree_map
+from kinfolk.packed_texts import PackedTexts
 
 MAX_GRAPHS = 16  # shapes that are recorded: each keeps gradients of the whole network
 
@@ -39,7 +40,12 @@ class GraphedForwardBackward:
         self.graphs: dict[Hashable, CapturedGraph] = {}
 
     def accepts(self, batch: Batch[Any]) -> bool:
-        """Return whether a batch can be replayed: its shape is recorded, or can still be."""
+        """Return whether a batch can be replayed: its shape is recorded, or can still be.
+
+        Where layers read texts one by one, shapes inside of the network depend on their lengths.
+        """
+        if has_packed_texts(batch):
+            return False
         return len(self.graphs) < MAX_GRAPHS or batch_key(batch) in self.graphs
 
     def __call__(self, batch: Batch[Any], counts: Mapping[str, int], *, alone: bool) -> Loss:
@@ -150,6 +156,15 @@ def tensor_leaves(value: Any) -> Iterator[Tensor]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from tensor_leaves(getattr(value, field.name))
+
+
+def has_packed_texts(value: Any) -> bool:
+    """Return whether a tree of dataclasses has packed texts, in the order of recurrent layers."""
+    if isinstance(value, PackedTexts):
+        return True
+    if not is_dataclass(value):
+        return False
+    return any(has_packed_texts(getattr(value, field.name)) for field in fields(value))
 
 
 def batch_key(batch: Batch[Any]) -> Hashable:

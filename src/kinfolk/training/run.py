@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
+from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory, with_texts
 from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
-from kinfolk.nn.language_model import LanguageModel, has_static_shapes
+from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog
@@ -84,7 +84,8 @@ class Workload(ABC):
 
     def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
         """Yield the micro-batches of each step from `start` on."""
-        return data_loader(self.batches, self.train, start, pinned)
+        batches = WithTexts(self.batches) if reads_texts(self.model) else self.batches
+        return data_loader(batches, self.train, start, pinned)
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that select the best checkpoint, besides the loss."""
@@ -316,6 +317,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         learner.compile(dynamic=row_length is None)
     parameters = sum(p.numel() for p in model.parameters())
     replayed = train.replays(parameters, row_length)
+    whole_rows = replayed and row_length is None and model.static_whole_rows
     return TrainStep(
         learner,
         build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay),
@@ -325,7 +327,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         device=device,
         bfloat16=bfloat16,
         block_masks=compiled and cuda and row_length is not None,
-        cuda_graph=compiled and cuda and replayed,
+        cuda_graph=cuda and ((compiled and replayed) or whole_rows),
         memory=work.memory,
         unfreezing=work.unfreezing,
         attack=work.attack,
@@ -339,7 +341,7 @@ def static_row_length(work: Workload) -> int | None:
     """Return the length of all rows; None where shapes inside the network differ by batch."""
     if has_static_shapes(work.model):
         return work.row_length
-    if work.train.cuda_graph == "yes":
+    if work.train.cuda_graph == "yes" and not work.model.static_whole_rows:
         raise UserError(
             f"train.cuda_graph=yes: the shapes inside {work.model.family_name} depend on the texts "
             "of a batch, so its step cannot be replayed; leave it at auto"
@@ -357,6 +359,16 @@ def check_fingerprints(current: Sequence[tuple[str, str]], saved: Sequence[str])
     raise UserError(
         f"{changed[0]} changed since the run started: restore its content, or start a new run"
     )
+
+
+class WithTexts(Dataset[Batch[Any]]):
+    """The batches of a data set, with the order in which recurrent layers read their texts."""
+
+    def __init__(self, batches: Dataset[Batch[Any]]) -> None:
+        self.batches = batches
+
+    def __getitem__(self, number: int) -> Batch[Any]:
+        return with_texts(self.batches[number])
 
 
 def data_loader(
