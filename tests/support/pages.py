@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from kinfolk.reports import audit_page, evaluation_page, run_page, tokenizers_page
+from kinfolk.reports import audit_page, evaluation_page, race_page, run_page, tokenizers_page
 from kinfolk.reports.charts import (
     Bar,
     Bin,
@@ -23,6 +23,7 @@ from kinfolk.reports.charts import (
 from kinfolk.reports.page import environment
 from kinfolk.text.inspect import TokenizerStats, TokenView
 from kinfolk.workflows.compare_tokenizers import comparison_of
+from support.races import race
 
 LONG = "electra/small (objective=rtd, objective.discriminator_weight=25)"
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -254,6 +255,11 @@ def gallery() -> str:
     return template.render(charts=charts)
 
 
+def race_report() -> str:
+    """Return the page of a race."""
+    return race_page.render(race())
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "quickstart": quickstart_page,
     "run": run_report,
@@ -261,4 +267,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "audit": audit,
     "tokenizers": tokenizers,
     "gallery": gallery,
+    "race": race_report,
 }

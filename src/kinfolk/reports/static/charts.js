@@ -39,7 +39,7 @@
       this.buttons = {};
       for (const [key, label] of [["logY", "log y"], ["logX", "log x"]])
         if (this.builder.zooms && this.builder.positive(this.spec, key)) bar.append(this.toggle(key, label));
-      this.reset = element("button", "reset", "reset zoom");
+      this.reset = element("button", "unzoom", "reset zoom");
       this.reset.type = "button";
       this.reset.hidden = true;
       this.reset.addEventListener("click", () => this.zoom(null));
@@ -111,12 +111,12 @@
 
     legendKey(key, shades) {
       const { hidden } = this.state;
-      const button = element("button", key.line ? "key line" : "key");
+      const button = element("button", key.line ? "legend-key line" : "legend-key");
       button.type = "button";
       button.setAttribute("aria-pressed", String(!hidden.has(key.name)));
       button.title = "Click to hide or show, double-click for this one alone";
       const swatch = element("span", "swatch");
-      swatch.style.color = key.line ? shades.soft : shades.colors[key.color];
+      swatch.style.color = key.line || key.muted ? shades.soft : shades.colors[key.color];
       if (key.dashed) swatch.classList.add("dashed");
       button.append(swatch, element("span", "key-name", key.name));
       if (key.value !== undefined) button.append(element("span", "key-value", key.value));
@@ -132,6 +132,12 @@
         this.draw();
       });
       return button;
+    }
+
+    // A page that chooses names for all its charts overrules what was clicked in one of them.
+    hideOnly(names) {
+      this.state.hidden = new Set(names);
+      this.draw();
     }
 
     zoom(window) {
@@ -191,6 +197,10 @@
   }
 
   document.addEventListener("DOMContentLoaded", () => {
-    window.kinfolk.charts = [...document.querySelectorAll("figure.chart")].map((figure) => new Chart(figure));
+    const charts = [...document.querySelectorAll("figure.chart")].map((figure) => new Chart(figure));
+    window.kinfolkCharts = {
+      resize: () => charts.forEach((chart) => chart.draw()),
+      hideNames: (names) => charts.forEach((chart) => chart.hideOnly(names)),
+    };
   });
 })();

@@ -32,7 +32,7 @@
   };
 
   const margins = (spec, width, wide) => {
-    if (!wide) return { left: 12, right: 14 };
+    if (!wide) return { left: spec.kind === "bars" ? 2 : 12, right: 14 };
     const names = spec.rows.map((row) => Math.max(textWidth(row.name, 13.5, 600), textWidth(row.note, 12)));
     const values = spec.rows.map((row) => textWidth(label(row, spec), 13.5, 600) + (interval(row, spec) ? textWidth(interval(row, spec), 12) + 14 : 0));
     return { left: Math.min(width * 0.36, Math.max(40, ...names) + 18), right: Math.max(40, ...values) + 18 };
@@ -74,7 +74,7 @@
   };
 
   const whiskers = (row, y, x, api, wide, ink) => {
-    const color = ink.colors[row.color];
+    const color = row.muted ? ink.soft : ink.colors[row.color];
     const parts = [];
     const at = (value) => api.coord([value, 0])[0];
     if (row.low !== null && row.high !== null) {
@@ -99,10 +99,17 @@
       ];
     });
 
+  const rowAxis = (spec, x, ink) => {
+    const made = axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 28 });
+    if (x.ticks[0] === x.low) made.axisLabel.alignMinLabel = "left"; // a 0 at the edge is not cut
+    return made;
+  };
+
   const rowChart = (draw, extent) => ({
     zooms: false,
     names: () => [],
-    build(spec, state, width, ink) {
+    build(whole, state, width, ink) {
+      const spec = { ...whole, rows: whole.rows.filter((row) => !state.hidden.has(row.name)), lines: whole.lines.filter((line) => !state.hidden.has(line.name)) };
       const { wide, rows, height } = layout(spec, width);
       const x = scale(...extent(spec), false, Math.max(3, Math.min(7, width / 110)));
       const { left, right } = margins(spec, width, wide);
@@ -123,7 +130,7 @@
         scales: { x },
         option: {
           grid: { left, right, top: 0, bottom: 48, outerBoundsMode: "none" },
-          xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 28 }),
+          xAxis: rowAxis(spec, x, ink),
           yAxis: hiddenAxis(height, true),
           series: [
             { type: "custom", z: 3, data: places, renderItem: marks },
