@@ -177,15 +177,15 @@ def chosen_rate(context: JobContext) -> float | None:
 
 def train_or_resume(recipe: Recipe, folder: Path, on_progress: OnProgress) -> dict[str, Any]:
     """Train a run to its end, from where it was interrupted; return the resources it used."""
-    from kinfolk.training.meters import measure
+    import resource
 
     callbacks = [ShareOfSteps(on_progress)]
-    with measure() as usage:
-        if not (folder / "recipe.json").is_file():
-            pretrain(recipe, folder, callbacks=callbacks)
-        elif not is_complete(folder, ("report.html",)):
-            resume(folder, callbacks=callbacks)
-    return {"peak_bytes": usage.peak_bytes, "joules": usage.joules}
+    if not (folder / "recipe.json").is_file():
+        pretrain(recipe, folder, callbacks=callbacks)
+    elif not is_complete(folder, ("report.html",)):
+        resume(folder, callbacks=callbacks)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak_bytes": peak, "joules": None}
 
 
 def is_complete(folder: Path, results: Sequence[str]) -> bool:
@@ -296,8 +296,14 @@ def run_probe(context: JobContext) -> dict[str, Any]:
     """Probe the frozen layers of a pretrained model."""
     from kinfolk.workflows.probes import probe_layers
 
-    data = stored_dataset(context.task_folder, context.task.kind, "all", context.job.seed)
-    return {"probe": probe_layers(context.run, data, seed=context.job.seed)}
+    plan, seed = context.plan, context.job.seed
+    data = stored_dataset(context.task_folder, context.task.kind, "all", seed)
+    train, dev = data.splits
+    rows, task = test_rows(context), planned_task(context.task)
+    found = probe_layers(
+        context.run, train, dev, rows, task, seed=seed, device=plan.options.device
+    )
+    return {"probe": found.to_json(context.entrant.name)}
 
 
 def run_sample(context: JobContext) -> dict[str, Any]:
@@ -305,8 +311,11 @@ def run_sample(context: JobContext) -> dict[str, Any]:
     from kinfolk.workflows.race_samples import sample_quality
 
     entrant, count = context.entrant, context.plan.options.samples
-    quality = sample_quality(context.run, Path(entrant.corpus), seed=context.job.seed, count=count)
-    return {"sample": quality}
+    device = context.plan.options.device
+    found = sample_quality(
+        context.run, entrant.corpus, seed=context.job.seed, count=count, device=device
+    )
+    return {"sample": found.to_json(entrant.name)}
 
 
 RUNNERS: Mapping[str, Callable[[JobContext], dict[str, Any]]] = {
@@ -345,7 +354,7 @@ def _progress_of(emit: Callable[..., None], job: Job) -> OnProgress:
     return lambda share: emit(event="progress", job=job.name, share=share)
 
 
-def main(race: str, group: str) -> None:
+def main(race: str, group: str, *_: str) -> None:
     """Run a group in this process, and report every event as a line of JSON."""
     folder = Path(race)
     threading.Thread(target=_end_with_parent, daemon=True).start()

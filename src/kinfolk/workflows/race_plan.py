@@ -134,7 +134,7 @@ class RaceOptions:
     task_steps: int = 400  # of a fine-tuning, at most
     max_tokens: int = 4096  # that an encoder scores
     probes: bool = True
-    samples: int = 8  # texts that each entrant generates
+    samples: int = 32  # texts that each entrant generates
     device: str = "auto"
 
     @classmethod
