@@ -88,7 +88,9 @@ class Budget:
         """The budget in words: `3 minutes each`."""
         if self.kind == "minutes":
             return f"{self.amount:g} {'minute' if self.amount == 1 else 'minutes'} each"
-        return f"{format_amount(self)} {'FLOPs' if self.kind == 'flops' else 'tokens'} each"
+        if self.kind == "flops":
+            return f"{self.amount:.3g} FLOPs each"
+        return f"{self.amount:,.0f} tokens each"
 
     @property
     def per_run(self) -> float:
@@ -148,9 +150,7 @@ def budget_spread(budget: Budget, costs: Mapping[str, Cost], steps: Mapping[str,
 
 def format_amount(budget: Budget) -> str:
     """Return the amount as an option accepts it."""
-    if budget.kind == "tokens" and budget.amount < 1e6:
-        return f"{math.ceil(budget.amount)}"
-    return f"{budget.amount:g}"
+    return f"{budget.amount:.0f}" if budget.kind == "tokens" else f"{budget.amount:g}"
 
 
 def measure_costs(recipes: Mapping[str, Recipe], *, seconds: bool) -> dict[str, Cost]:

@@ -7,6 +7,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,8 +62,8 @@ class RaceCallback:
     def on_message(self, message: str) -> None:
         """Called with a message about the data."""
 
-    def on_plan(self, plan: Plan, done: int) -> None:
-        """Called before jobs run, with the number of those that have a result."""
+    def on_plan(self, plan: Plan, waiting: Sequence[Job]) -> None:
+        """Called before jobs run, with those that have no result yet."""
 
     def on_start(self, job: Job) -> None:
         """Called when a job starts."""
@@ -180,9 +181,9 @@ def start_race(
         try:
             plan = planned(options, out, jobs, callbacks)
             torch.set_num_threads(plan.threads)
-            done = sum(read_result(out, job) is not None for job in plan.jobs)
+            waiting = unfinished(plan, out)
             for callback in callbacks:
-                callback.on_plan(plan, done)
+                callback.on_plan(plan, waiting)
             partial = PartialRace(out, plan)
             if jobs:
                 run_processes(out, plan, jobs, callbacks, partial)
@@ -191,6 +192,22 @@ def start_race(
             return RaceResult(out, write_race(out, plan))
         finally:
             torch.set_num_threads(threads)
+
+
+def plan_only(options: RaceOptions, *, jobs: int | None, on_message: Callable[[str], None]) -> Plan:
+    """Return the plan of a comparison, and keep nothing of it."""
+    jobs = default_jobs(options.device) if jobs is None else jobs
+    threads = torch.get_num_threads()
+    try:
+        with tempfile.TemporaryDirectory(prefix="kinfolk-compare-") as folder:
+            return make_plan(options, Path(folder), jobs=jobs, on_message=on_message)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def unfinished(plan: Plan, out: Path) -> list[Job]:
+    """Return the jobs that have no result yet."""
+    return [job for job in plan.jobs if read_result(out, job) is None]
 
 
 def default_jobs(device: str) -> int:
@@ -223,9 +240,7 @@ def as_json(options: RaceOptions) -> dict[str, Any]:
     return {**vars(options), "entrants": [vars(entrant) for entrant in options.entrants]}
 
 
-def planned(
-    options: RaceOptions, out: Path, jobs: int, callbacks: Sequence[RaceCallback]
-) -> Plan:
+def planned(options: RaceOptions, out: Path, jobs: int, callbacks: Sequence[RaceCallback]) -> Plan:
     """Read the plan, or make it."""
     path = out / PLAN_FILE
     if path.is_file():
@@ -264,9 +279,7 @@ def stages(plan: Plan) -> list[list[str]]:
 class EventHandler:
     """Passes what processes report to callbacks, and keeps race.json up to date."""
 
-    def __init__(
-        self, plan: Plan, callbacks: Sequence[RaceCallback], partial: PartialRace
-    ) -> None:
+    def __init__(self, plan: Plan, callbacks: Sequence[RaceCallback], partial: PartialRace) -> None:
         self._jobs = {job.name: job for job in plan.jobs}
         self._callbacks, self._partial = callbacks, partial
         self._started: dict[str, float] = {}

@@ -27,11 +27,13 @@ from kinfolk.tasks.baselines import TITLES, fit_values
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
+from kinfolk.training.meters import measure
 from kinfolk.workflows import race_scores
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.pretrain import pretrain, resume
+from kinfolk.workflows.probes import probe_layers
 from kinfolk.workflows.race_data import read_stored, stored_dataset
 from kinfolk.workflows.race_plan import (
     Job,
@@ -40,6 +42,7 @@ from kinfolk.workflows.race_plan import (
     PlannedTask,
     write_json,
 )
+from kinfolk.workflows.race_samples import sample_quality
 from kinfolk.workflows.race_tasks import finetune_arguments, finetune_steps
 from kinfolk.workflows.recipe import Recipe
 
@@ -175,15 +178,13 @@ def chosen_rate(context: JobContext) -> float | None:
 
 def train_or_resume(recipe: Recipe, folder: Path, on_progress: OnProgress) -> dict[str, Any]:
     """Train a run to its end, from where it was interrupted; return the resources it used."""
-    import resource
-
     callbacks = [ShareOfSteps(on_progress)]
-    if not (folder / "recipe.json").is_file():
-        pretrain(recipe, folder, callbacks=callbacks)
-    elif not is_complete(folder, ("report.html",)):
-        resume(folder, callbacks=callbacks)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"peak_bytes": peak, "joules": None}
+    with measure(recipe.train.device) as usage:
+        if not (folder / "recipe.json").is_file():
+            pretrain(recipe, folder, callbacks=callbacks)
+        elif not is_complete(folder, ("report.html",)):
+            resume(folder, callbacks=callbacks)
+    return {"peak_bytes": usage.peak_bytes, "joules": usage.joules}
 
 
 def is_complete(folder: Path, results: Sequence[str]) -> bool:
@@ -292,8 +293,6 @@ def run_baseline(context: JobContext) -> dict[str, Any]:
 
 def run_probe(context: JobContext) -> dict[str, Any]:
     """Probe the frozen layers of a pretrained model."""
-    from kinfolk.workflows.probes import probe_layers
-
     plan, seed = context.plan, context.job.seed
     data = stored_dataset(context.task_folder, context.task.kind, "all", seed)
     train, dev = data.splits
@@ -304,8 +303,6 @@ def run_probe(context: JobContext) -> dict[str, Any]:
 
 def run_sample(context: JobContext) -> dict[str, Any]:
     """Generate texts, and measure them."""
-    from kinfolk.workflows.race_samples import sample_quality
-
     entrant, count = context.entrant, context.plan.options.samples
     device = context.plan.options.device
     found = sample_quality(
@@ -374,7 +371,7 @@ def _alone(race: Path, group: str) -> Iterator[None]:
 
 def _end_with_parent() -> None:
     """End this process when the other end of its input is closed: its parent has ended."""
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):  # without the lock of sys.stdin, which the end of the process needs
         pass
     os._exit(1)
 

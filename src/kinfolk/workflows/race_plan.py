@@ -68,8 +68,9 @@ class Entrant:
                 f"the name {name[:40]!r}... has {len(name)} characters, more than {NAME_LENGTH}: "
                 f"give a shorter one, NAME={model}"
             )
-        lists = {key: tuple(chosen.pop(key)) for key in ("settings", "task_settings")}
-        return cls(name, model, **lists, **chosen)
+        for key in ("settings", "task_settings"):
+            chosen[key] = tuple(chosen[key])
+        return cls(name, model, **chosen)
 
     @property
     def family(self) -> str:

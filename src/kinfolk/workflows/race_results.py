@@ -20,6 +20,8 @@ from kinfolk.metrics.comparison import (
 )
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.verdicts import unit_of, verdict_sentences
+from kinfolk.reports.page import write
+from kinfolk.reports.race_page import render
 from kinfolk.workflows.race_data import read_stored
 from kinfolk.workflows.race_jobs import planned_task, read_result
 from kinfolk.workflows.race_plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask, write_json
@@ -70,6 +72,7 @@ def write_race(race: Path, plan: Plan) -> Json:
     write_json(values, race / "race.json")
     with new_file(race / "race.csv", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *csv_lines(values)])
+    write(render(values), race / "race.html")
     return values
 
 
@@ -163,7 +166,7 @@ def cost_of(runs: Sequence[Json]) -> Json | None:
 def likelihood_table(plan: Plan, results: Results) -> Json:
     """Return bits per byte of every entrant; likelihoods are compared among themselves."""
     found: dict[str, tuple[str, str]] = {}
-    scores: dict[str, Scores] = {LIKELIHOOD: {}, PSEUDO: {}}
+    scores: dict[str, Scores] = {}  # of each method that scores can be compared within
     for job in plan.jobs:
         if job.kind != "likelihood" or job.name not in results:
             continue
@@ -171,17 +174,17 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
         if plan.options.search:
             result = odd_documents(result)
         found[job.entrant] = result["kind"], result["words"]
-        kind = PSEUDO if result["kind"] == PSEUDO else LIKELIHOOD
+        method = result["words"] if result["kind"] == PSEUDO else LIKELIHOOD
         statistics = document_statistics(result["documents"])
-        scores[kind].setdefault(job.entrant, {})[job.seed] = statistics
+        scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
     counted = [e.name for e in plan.entrants if e.counted]
     baselines = [name for name, (kind, _) in found.items() if kind == BASELINE]
     rows: list[Json] = []
     differences: list[Difference] = []
     sentences: list[str] = []
-    for kind, kind_scores in scores.items():
-        where = TEXT if kind == LIKELIHOOD else f"{TEXT} ({PSEUDO})"
-        table = Table(BITS_PER_BYTE, kind_scores, counted, baselines)
+    for method, compared in scores.items():
+        where = TEXT if method == LIKELIHOOD else f"{TEXT} ({method})"
+        table = Table(BITS_PER_BYTE, compared, counted, baselines)
         for name, interval in table.intervals.items():
             row = interval_row(name, interval)
             rows.append({**row, "kind": found[name][0], "words": found[name][1]})

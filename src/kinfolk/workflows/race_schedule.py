@@ -23,7 +23,7 @@ def race_jobs(
     yield from baseline_jobs(options, taking_part, tasks)
     for seed in range(options.seeds):
         for entrant in taking_part:
-            if not entrant.baseline or entrant.size and not entrant.counted:
+            if not entrant.baseline or (entrant.size and not entrant.counted):
                 yield from entrant_jobs(options, entrant, tasks, seed)
 
 
