@@ -135,6 +135,8 @@ class RaceOptions:
     task_steps: int = 400  # of a fine-tuning, at most
     max_tokens: int = 4096  # that an encoder scores
     probes: bool = True
+    probe_seeds: bool = False  # probe the models of all seeds, not of the first alone
+    baselines: bool = True  # that stand beside the entrants
     samples: int = 32  # texts that each entrant generates
     device: str = "auto"
 

@@ -307,7 +307,7 @@ def probe_tables(race: Path, plan: Plan, results: Results) -> list[Json]:
     """Return the probes of each task that has any."""
     tables = []
     for task in plan.tasks:
-        jobs = [j for j in plan.jobs if j.kind == "probe" and j.task == task.slug]
+        jobs = [j for j in plan.jobs if j.kind == "probe" and j.task == task.slug and not j.seed]
         rows = [row for job in jobs if job.name in results for row in results[job.name]["probe"]]
         if rows:
             tables.append({"task": task.name, "metric": task.metric, "rows": rows})
