@@ -6,13 +6,13 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import kinfolk
 from kinfolk.config import describe as describe_fields
 from kinfolk.config import did_you_mean, parse_field, to_json, type_name
 from kinfolk.data.corpus import Corpus
@@ -99,7 +99,7 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
         length=length,
         threads=threads,
         machine=machine(options.device, threads),
-        kinfolk=kinfolk.__version__,
+        kinfolk=version("kinfolk"),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         notes=tuple(note for task in planned for note in task.notes),
     )
