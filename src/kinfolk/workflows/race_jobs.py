@@ -146,9 +146,7 @@ def run_pretrain(context: JobContext) -> dict[str, Any]:
     return {"lr": recipe.train.lr, **race_scores.run_facts(context.run, entrant, recipe), **usage}
 
 
-def planned_recipe(
-    entrant: PlannedEntrant, *, steps: int, lr: float | None, seed: int
-) -> Recipe:
+def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, seed: int) -> Recipe:
     """Return the recipe of a run; its schedule is scaled to the steps."""
     recipe = from_json(dict(entrant.recipe or {}), group="recipe")
     assert isinstance(recipe, Recipe)

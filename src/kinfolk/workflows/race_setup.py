@@ -226,7 +226,9 @@ def share_budget(
             shared.append(entrant)
             continue
         cost = with_guessed_seconds(costs[entrant.name], threads)
-        shared.append(with_steps(entrant, recipes[entrant.name], steps[entrant.name], cost, options))
+        shared.append(
+            with_steps(entrant, recipes[entrant.name], steps[entrant.name], cost, options)
+        )
     return shared, spread
 
 
