@@ -78,7 +78,7 @@ window.kinfolk.axes = (() => {
     axisTick: { show: false, customValues: scale.ticks.map(scale.to) },
     axisLabel: {
       customValues: scale.ticks.map(scale.to),
-      formatter: (value) => compact(scale.from(value)),
+      formatter: (value) => compact(+scale.from(value).toPrecision(10)),
       color: ink.soft,
       fontSize: 12,
       fontFamily: FONT,

@@ -18,7 +18,7 @@
     constructor(figure) {
       this.figure = figure;
       this.spec = JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
-      this.state = { hidden: new Set(), logX: this.spec.logX, logY: this.spec.logY, window: null };
+      this.state = { hidden: new Set(), logX: this.spec.logX, logY: this.spec.logY, window: null, focus: null };
       this.plot = figure.querySelector(".plot");
       this.builder = builders[this.spec.kind];
       this.addControls();
@@ -59,7 +59,7 @@
       return button;
     }
 
-    draw() {
+    draw({ legend = true } = {}) {
       const shades = ink();
       this.plot.style.minWidth = this.builder.minWidth ? `${this.builder.minWidth(this.spec)}px` : "";
       this.width = this.plot.clientWidth;
@@ -69,7 +69,7 @@
       this.plot.style.height = `${built.height}px`;
       this.chart.resize({ width: this.width, height: built.height });
       this.chart.setOption({ animation: false, textStyle: { fontFamily: axes.FONT }, tooltip: this.tooltip(built), ...built.option }, true);
-      this.drawLegend(built.keys || [], shades);
+      if (legend) this.drawLegend(built.keys || [], shades);
     }
 
     tooltip(built) {
@@ -120,7 +120,14 @@
       if (key.dashed) swatch.classList.add("dashed");
       button.append(swatch, element("span", "key-name", key.name));
       if (key.value !== undefined) button.append(element("span", "key-value", key.value));
+      const focus = (name) => {
+        this.state.focus = hidden.has(key.name) || key.line ? null : name;
+        this.draw({ legend: false });
+      };
+      button.addEventListener("mouseenter", () => focus(key.name));
+      button.addEventListener("mouseleave", () => focus(null));
       button.addEventListener("click", () => {
+        this.state.focus = null;
         if (!hidden.delete(key.name)) hidden.add(key.name);
         this.draw();
       });

@@ -2,6 +2,7 @@
 "use strict";
 window.kinfolk.builders = (() => {
   const { FONT, textWidth, compact, fixed, scale, range, percentile, axis } = window.kinfolk.axes;
+  const BANDS = 4; // curves up to which each shows its interval; more would cover each other
   const FEW = 8; // values of x up to which each has its tick
   const MARKED = 40; // points up to which each has a mark
 
@@ -57,6 +58,7 @@ window.kinfolk.builders = (() => {
     const x = scale(...(state.window?.x || range(xs, state.logX, 0)), state.logX, Math.max(3, Math.min(8, width / 90)));
     const places = [...new Set(xs)].filter((value) => value >= x.low && value <= x.high);
     if (state.logX && places.length <= FEW) x.ticks = places; // 16, 64, 256 labels
+    if (xs.every(Number.isInteger)) x.ticks = x.ticks.filter(Number.isInteger); // layers, steps
     const heights = state.window?.x ? [] : visible(spec.lines, state).map((line) => line.value);
     for (const series of shown) {
       const soft = series.points.filter((point) => inside(point[0], state.window?.x)).map((point) => point[1]);
@@ -69,6 +71,7 @@ window.kinfolk.builders = (() => {
     return { x, y, shown };
   };
 
+  const vivid = (entry, state) => (!state.focus || state.focus === entry.name ? 1 : 0.2);
   const shade = (entry, ink) => (entry.muted ? ink.soft : ink.colors[entry.color]);
 
   // The interval around a curve.
@@ -101,8 +104,8 @@ window.kinfolk.builders = (() => {
     build(spec, state, width, ink) {
       const { x, y, shown } = lineScales(spec, state, width);
       const series = shown.flatMap((each) => [
-        ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 }, { x, y }, ink), showSymbol: false, silent: true, z: 2 }] : []),
-        { ...curve(each, each.points, { width: 2.2 }, { x, y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
+        ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 * vivid(each, state) }, { x, y }, ink), showSymbol: false, silent: true, z: 2 }] : []),
+        { ...curve(each, each.points, { width: 2.2, opacity: vivid(each, state) }, { x, y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
       ]);
       return {
         height: width < 520 ? 260 : 340,
@@ -112,7 +115,7 @@ window.kinfolk.builders = (() => {
           grid: grid(x, y),
           xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, splitLine: { show: false }, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
           yAxis: axis(y, ink),
-          series: [...shown.flatMap((each) => band(each, { x, y }, ink)), ...series, ...drawnLines(visible(spec.lines, state), x, y, ink, shown.flatMap((each) => each.points))],
+          series: [...shown.filter((each) => (state.focus ? each.name === state.focus : shown.length <= BANDS)).flatMap((each) => band(each, { x, y }, ink)), ...series, ...drawnLines(visible(spec.lines, state), x, y, ink, shown.flatMap((each) => each.points))],
         },
         tip: (at) => ({
           title: `${spec.x} ${fixed(Math.round(nearest(shown.flatMap((each) => each.points), x.from(at))[0] * 1e4) / 1e4, 0)}`,

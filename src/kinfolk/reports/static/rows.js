@@ -12,6 +12,8 @@
   const label = (row, spec) => fixed(row.value, spec.digits);
   const interval = (row, spec) => (row.low === null || row.high === null || row.low === undefined ? "" : `${fixed(row.low, spec.digits)} to ${fixed(row.high, spec.digits)}`);
 
+  const valueWidth = (row, spec) => textWidth(label(row, spec), 13.5, 600) + (interval(row, spec) ? textWidth(interval(row, spec), 12) + 14 : 0);
+
   // Rows from top to bottom in pixels: headings of groups, then their rows.
   const layout = (spec, width) => {
     const wide = width >= NARROW;
@@ -21,7 +23,7 @@
     for (const row of spec.rows) {
       if (row.group && row.group !== group) {
         rows.push({ heading: row.group, y: y + (rows.length ? 22 : 10) });
-        y += rows.length > 1 ? 36 : 24;
+        y += rows.length > 1 ? 40 : 28;
         group = row.group;
       }
       const height = wide ? (row.note ? 46 : 34) : row.note ? 64 : 48;
@@ -34,14 +36,14 @@
   const margins = (spec, width, wide) => {
     if (!wide) return { left: spec.kind === "bars" ? 2 : 12, right: 14 };
     const names = spec.rows.map((row) => Math.max(textWidth(row.name, 13.5, 600), textWidth(row.note, 12)));
-    const values = spec.rows.map((row) => textWidth(label(row, spec), 13.5, 600) + (interval(row, spec) ? textWidth(interval(row, spec), 12) + 14 : 0));
+    const values = spec.rows.map((row) => valueWidth(row, spec));
     return { left: Math.min(width * 0.36, Math.max(40, ...names) + 18), right: Math.max(40, ...values) + 18 };
   };
 
-  const names = (row, y, box, wide, ink, width) => {
+  const names = (row, y, box, wide, spec, ink, width) => {
     if (!wide)
       return [
-        text(row.name, 2, y - 20, { font: font(13.5, 600), fill: ink.ink, width: width * 0.5, ...halo(ink) }),
+        text(row.name, 2, y - 20, { font: font(13.5, 600), fill: ink.ink, width: width - valueWidth(row, spec) - 18, ...halo(ink) }),
         text(row.note, 2, y + 16, { font: font(11.5), fill: ink.soft, width: width - 8, ...halo(ink) }),
       ].slice(0, row.note ? 2 : 1);
     const right = { align: "right", width: box.x - 14 };
@@ -122,7 +124,7 @@
       const words = (params) => {
         const { row, heading, y } = rows[params.dataIndex];
         if (!row) return text(heading, 2, y, { font: font(12, 600), fill: ink.soft, width: width - 4, ...halo(ink) });
-        return { type: "group", children: [...names(row, y, params.coordSys, wide, ink, width), ...values(row, y, spec, wide, ink, width)] };
+        return { type: "group", children: [...names(row, y, params.coordSys, wide, spec, ink, width), ...values(row, y, spec, wide, ink, width)] };
       };
       const places = rows.map(({ y }) => [x.low, y]);
       return {
