@@ -24,7 +24,7 @@ from kinfolk.metrics.text import BitsPerByte
 
 BITS_PER_BYTE = BitsPerByte()
 ROUNDING = 1e-12  # relative error of sums in another order
-SMALLEST_P, BISECTIONS = 1e-12, 50  # of the search for a p-value
+SMALLEST_P, BISECTIONS = 1e-12, 30  # of the search for a p-value
 RESAMPLES_AT_ONCE = 100  # their counts of rows are in memory together
 
 FloatArray = NDArray[np.float64]
