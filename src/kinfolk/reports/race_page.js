@@ -14,7 +14,7 @@ document.addEventListener("DOMContentLoaded", () => {
       chip.setAttribute("aria-pressed", String(!hidden.has(chip.dataset.id)));
     }
     for (const reset of all(".reset")) reset.hidden = hidden.size === 0;
-    window.kinfolkCharts?.hideNames(hidden.values());
+    window.kinfolkCharts?.hideNames([...hidden.values()]);
   }
 
   for (const chip of all(".chip")) {
