@@ -32,6 +32,9 @@ class Echo:
     def example(self, chunk: Chunk, rng: Rng, /) -> tuple[int, int, float]:
         return chunk.document, chunk.start, float(rng.random())
 
+    def example_epoch(self, epoch: int, /) -> int:
+        return epoch
+
     def collate(self, rows: Sequence[Sequence[Any]], /) -> Any:
         return [list(row) for row in rows]
 
@@ -126,3 +129,20 @@ def test_draws_of_two_positions_share_nothing() -> None:
 def test_no_text_is_refused() -> None:
     with pytest.raises(UserError, match="no tokens to train on"):
         PackedDataset(Echo(), InMemoryDocuments.from_lists([[]]), batch_size=1)
+
+
+def test_an_objective_that_repeats_an_epoch_repeats_its_random_numbers_in_another_order() -> None:
+    class Repeated(Echo):
+        def example_epoch(self, epoch: int, /) -> int:
+            return 0
+
+    def examples(objective: Echo) -> list[list[Any]]:
+        feed = PackedDataset(objective, text(), batch_size=1)
+        epochs = [range(n * len(feed), (n + 1) * len(feed)) for n in range(3)]
+        return [[e for row in rows_of(feed, numbers) for e in row] for numbers in epochs]
+
+    first, *others = examples(Repeated())
+    assert first == examples(Echo())[0]
+    for other in others:
+        assert sorted(other) == sorted(first) and other != first
+    assert sorted(examples(Echo())[1]) != sorted(first)

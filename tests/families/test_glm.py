@@ -128,6 +128,30 @@ def test_cached_steps_equal_a_full_pass_through_text_and_blanks(cuts: tuple[int,
     near(torch.cat(steps, dim=1), whole)
 
 
+@torch.no_grad()
+def test_with_one_dimension_the_tokens_of_a_blank_have_the_position_of_its_mask(
+    tmp_path: Path,
+) -> None:
+    both = shake(SMALL.build(), by=0.2)
+    one = replace(SMALL, two_dimensional_positions=False).build().eval()
+    names = {k: v for k, v in both.state_dict().items() if k in one.state_dict()}
+    assert both.state_dict().keys() - names.keys() == {"block_position_embeddings.weight"}
+    one.load_state_dict(names)
+    tokens = ids(70, length=10)
+    inputs = figure(tokens)
+    assert not torch.isclose(one(inputs).hidden, both(inputs).hidden).all(-1).any()
+    both.block_position_embeddings.weight.zero_()
+    near(one(inputs).hidden, both(inputs).hidden)
+    near(
+        one.embed(inputs),
+        one.token_embeddings.weight[tokens] + one.position_embeddings.weight[PLACES],
+    )
+    save(tmp_path, one, None)
+    again = load_model(tmp_path)
+    assert again.config == one.config
+    assert torch.equal(again(inputs).hidden, one(inputs).hidden)
+
+
 def test_its_folder_keeps_our_names(tmp_path: Path) -> None:
     model = shake(SMALL.build())
     save(tmp_path, model, None)

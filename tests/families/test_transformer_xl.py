@@ -140,6 +140,29 @@ def test_a_memory_is_that_of_the_last_tokens_and_carries_no_gradient() -> None:
     assert model(segment(tokens, 0, None)).memory is None
 
 
+@torch.no_grad()
+def test_without_a_memory_segments_are_read_alone() -> None:
+    model, tokens = small(mem_len=0).double(), ids(70)
+    memory = model.init_memory(3)
+    for number, part in enumerate((tokens[:, :4], tokens[:, 4:8])):
+        said = model(segment(part, number, memory))
+        memory = said.memory
+        assert memory.document_ids.shape == (3, 0) and memory.hidden.shape == (2, 3, 0, 16)
+        near(said.hidden, model(segment(part, 0, None)).hidden, within=1e-12)
+
+
+@torch.no_grad()
+def test_without_a_memory_a_generated_text_attends_to_all_of_itself() -> None:
+    model, tokens = small(mem_len=0).double(), ids(70)
+    whole = model(Inputs.from_ids(tokens, causal=True)).hidden
+    cache, parts = KVCache(max_length=tokens.shape[1]), []
+    for at in range(tokens.shape[1]):
+        attention_mask = AttentionMask.causal(torch.zeros_like(tokens[:, :1]).int(), start=at)
+        given = inputs(tokens[:, at : at + 1], attention_mask, cache=cache).append_to_cache()
+        parts.append(model(given).hidden)
+    near(torch.cat(parts, 1), whole, within=1e-12)
+
+
 def test_no_token_learns_of_another_document_in_the_memory() -> None:
     """Row 0 goes on with its document, row 1 begins another, row 2 does so in its middle."""
     model, tokens = small(), ids(70)

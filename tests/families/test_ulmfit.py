@@ -1,6 +1,7 @@
 """ULMFiT: parameter counts, and what each dropout drops."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from kinfolk.batch import Inputs
 from kinfolk.families.ulmfit import FAMILY, ULMFiT, ULMFiTConfig
+from kinfolk.hub import load_model, save
 from support.networks import hollow
+from support.peers import parameters
 
 RATES = [f.name for f in fields(ULMFiTConfig) if f.name.endswith("dropout")]
 
@@ -31,7 +34,7 @@ def test_the_published_sizes_have_their_parameters(size: str, parameters: int) -
     assert total - padding * model.config.hidden_size == parameters
 
 
-def network(**rates: float) -> ULMFiT:
+def network(**rates: Any) -> ULMFiT:
     torch.manual_seed(0)
     return replace(FAMILY.sizes["nano"], vocab_size=50, **rates).build()
 
@@ -69,3 +72,20 @@ def test_each_dropout_acts_in_training_alone_and_follows_the_seed(rate: str) -> 
 def test_all_layers_but_the_last_are_of_the_inner_size() -> None:
     shapes = [layer.weight_hh_l0.shape for layer in network().lstm_layers]
     assert shapes == [(4 * 128, 128), (4 * 128, 128), (4 * 64, 64)]
+
+
+def test_an_untied_output_layer_has_weights_of_its_own(tmp_path: Path) -> None:
+    tied, untied = network(), network(tie_word_embeddings=False)
+    assert parameters(untied) - parameters(tied) == 50 * 64
+    inputs = Inputs.from_ids(ids(2, 12), causal=True)
+    hidden = untied(inputs).hidden
+    assert untied.lm_head is not None
+    tied.load_state_dict({k: v for k, v in untied.state_dict().items() if k != "lm_head.weight"})
+    assert torch.equal(hidden, tied(inputs).hidden)
+    expected = hidden @ untied.lm_head.weight[:50].T + untied.bias
+    torch.testing.assert_close(untied.lm_logits(hidden).logits(), expected)
+    assert not torch.isclose(tied.lm_logits(hidden).logits(), expected).any(-1).all()
+    save(tmp_path, untied, None)
+    again: Any = load_model(tmp_path)
+    assert again.config == untied.config
+    assert torch.equal(again.lm_head.weight, untied.lm_head.weight)

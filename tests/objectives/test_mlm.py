@@ -8,6 +8,7 @@ import pytest
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import Chunk, InMemoryDocuments
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import MLM, mask_tokens
 from kinfolk.rng import Stream, generator
@@ -346,3 +347,39 @@ def test_the_unknown_token_is_never_masked(special_tokens: Any) -> None:
         rng = generator(seed, Stream.ORDER)
         masked = mask_tokens(ids, 0.9, special_tokens, np.arange(20, 30), rng)
         assert masked.input_ids[0] == special_tokens.unk and masked.labels[0] == IGNORE_INDEX
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_fixed_masks_are_those_of_the_first_epoch_in_every_epoch(
+    special_tokens: Any, fixed: bool
+) -> None:
+    texts = [[list(range(10 + n, 40 + n))] for n in range(6)]
+    way = mlm(special_tokens, max_length=32, fixed_masks=fixed)
+    feed = PackedDataset(way, InMemoryDocuments.from_lists(texts), batch_size=1, seed=4)
+
+    def masked(epoch: int) -> dict[int, Any]:
+        batches = [feed[epoch * len(feed) + n] for n in range(len(feed))]
+        found = {}
+        for batch in batches:
+            ids, targets = batch.inputs.input_ids[0], batch.targets
+            original = ids.clone()
+            original[targets.positions] = targets.labels
+            found[int(original[1])] = ids.tolist(), targets.labels.tolist()
+        return found
+
+    first = masked(0)
+    assert len(first) == len(texts)
+    same = [masked(epoch)[key] == first[key] for epoch in (1, 2) for key in first]
+    assert all(same) if fixed else not any(same)
+
+
+def test_fixed_masks_begin_with_the_masks_that_fresh_ones_begin_with(special_tokens: Any) -> None:
+    documents = InMemoryDocuments.from_lists([[list(range(10, 60))]])
+    feeds = [
+        PackedDataset(
+            mlm(special_tokens, max_length=32, fixed_masks=fixed), documents, batch_size=1
+        )
+        for fixed in (False, True)
+    ]
+    for fresh, fixed in zip(*([feed[n] for n in range(2)] for feed in feeds), strict=True):
+        assert fresh.inputs.input_ids.tolist() == fixed.inputs.input_ids.tolist()

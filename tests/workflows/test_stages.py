@@ -141,3 +141,27 @@ def test_a_run_that_did_not_start_leaves_nothing(home: Home, tmp_path: Path) -> 
     with pytest.raises(UserError, match="no field 'nothing'"):
         run(home, tmp_path / "run", settings=["general.model.nothing=1"])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"settings": ["finetune.nothing=1"]}, "no field 'nothing'"),
+        ({"settings": ["train.lr=-1"]}, "train.lr"),
+        ({"formulation": "cross_view"}, "cross_view"),
+        ({"metric": "nothing"}, "nothing"),
+    ],
+)
+def test_a_wrong_setting_of_the_task_is_found_before_the_first_stage(
+    given: dict[str, Any], message: str, home: Home, tmp_path: Path
+) -> None:
+    started: list[Path] = []
+
+    @contextmanager
+    def progress(folder: Path) -> Iterator[Callback]:
+        started.append(folder)
+        yield Callback()
+
+    with pytest.raises(UserError, match=message):
+        run(home, tmp_path / "run", progress=progress, **given)
+    assert not started and not (tmp_path / "run").exists()

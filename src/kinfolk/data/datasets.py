@@ -3,7 +3,7 @@
 An `objective` here is a kinfolk.objectives.objective.Objective, which this package does not import.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from kinfolk.batch import Batch
+from kinfolk.batch import IGNORE_INDEX, Batch
 from kinfolk.data.chunks import Chunk, ChunkIndex, IntArray, TokenizedDocuments
 from kinfolk.data.examples import Example, Packing, pack
 from kinfolk.errors import UserError
@@ -57,12 +57,22 @@ class PackedDataset(Dataset[Batch[Any]]):
         """Return the examples of one row of the run, which may lie in any epoch."""
         epoch, index = divmod(position, len(self.packing))
         row = self.epoch_order(epoch)[index] if self.shuffled else index
+        drawn = self.objective.example_epoch(epoch)
         return [
             self.objective.example(
-                self.chunks[int(i)], generator(self.seed, Stream.EXAMPLE, epoch, int(i))
+                self.chunks[int(i)], generator(self.seed, Stream.EXAMPLE, drawn, int(i))
             )
             for i in self.packing[int(row)]
         ]
+
+    def label_documents(self, number: int) -> IntArray:
+        """Return the document of each label of a batch that is not shuffled, row by row."""
+        rows = range(self.batch_size * number, self.batch_size * (number + 1))
+        pairs = (
+            (self.chunks.document[self.packing[row]].tolist(), self.sequence(row))
+            for row in rows[: len(self.packing) - rows.start]
+        )
+        return repeat_by_labels(pairs)
 
     def epoch_order(self, epoch: int) -> IntArray:
         """Return the order of rows in one epoch."""
@@ -232,6 +242,15 @@ class ContiguousDataset(Dataset[Batch[Any]]):
             objective = replace(objective, max_length=length)
         return objective.collate([self.row(epoch, stream, index) for stream in streams])
 
+    def label_documents(self, number: int) -> IntArray:
+        """Return the document of each label of a batch of the first epoch, row by row."""
+        epoch = self.epoch(0)
+        rows = (self.row(epoch, stream, number) for stream in range(self.batch_size))
+        return repeat_by_labels(
+            ([int(epoch.order[e.document_id or 0]) for e in examples], examples)
+            for examples in rows
+        )
+
     def row(self, epoch: EpochLayout, stream: int, index: int) -> list[Example]:
         """Return one row of a stream, empty where a stream has ended before others."""
         first, last = int(epoch.streams[stream]), int(epoch.streams[stream + 1])
@@ -287,6 +306,17 @@ def assign_whole_documents(sizes: IntArray, count: int) -> tuple[IntArray, IntAr
         lengths[stream_of[document]] += sizes[document]
     order = np.argsort(stream_of, kind="stable")
     return order, np.cumsum(sizes[order]), np.concatenate([[0], np.cumsum(lengths)])
+
+
+def repeat_by_labels(rows: Iterable[tuple[Sequence[int], Sequence[Example]]]) -> IntArray:
+    """Return the number of each example as often as it has labels; a row has both."""
+    numbers, counts = list[int](), list[int]()
+    for own, examples in rows:
+        numbers += own
+        counts += [
+            0 if e.labels is None else int((e.labels != IGNORE_INDEX).sum()) for e in examples
+        ]
+    return np.repeat(np.array(numbers, np.int64), np.array(counts, np.int64))
 
 
 def evaluation_dataset(

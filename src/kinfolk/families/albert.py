@@ -24,6 +24,7 @@ from kinfolk.nn.embeddings import MaskedLMHead
 from kinfolk.nn.language_model import MAX_LAYERS, Pooling, SharedLayers, model_field, network_of
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.objectives.mlm import MLM
+from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.sop import SOP
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
@@ -251,7 +252,7 @@ FAMILY = Family(
         AlbertConfig, lambda size: {"embedding_size": min(128, size.hidden_size // 2)}
     )
     | PUBLISHED,
-    objectives={"sop": SOP, "mlm": MLM},
+    objectives={"sop": SOP, "nsp": NSP, "mlm": MLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",

@@ -27,6 +27,7 @@ from kinfolk.nn.language_model import (
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
+from kinfolk.objectives.sop import SOP
 from kinfolk.objectives.unilm import UniLM
 from kinfolk.training.config import TrainConfig
 
@@ -141,7 +142,7 @@ class Bert(BertEncoder):
         return torch.tanh(self.pooler(hidden))
 
     def seq_relationship_logits(self, hidden: Tensor) -> Tensor:
-        """Return two logits per pair: the second text follows the first, or is random."""
+        """Return two logits per pair: the second text follows the first, or does not."""
         return self.seq_relationship(self.dropout(self.pool(hidden)))
 
 
@@ -247,7 +248,7 @@ FAMILY = Family(
     model=Bert,
     sizes=mimetic_sizes(BertConfig) | PUBLISHED,
     # Deviation: the released code also masks and predicts [UNK]; here no special token is masked.
-    objectives={"nsp": NSP, "mlm": MLM, "unilm": UniLM},
+    objectives={"nsp": NSP, "mlm": MLM, "sop": SOP, "unilm": UniLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.families.base import Family, mimetic_sizes
 from kinfolk.families.gpt import GPTDecoder
 from kinfolk.families.gpt2 import GPT2Config, decoder_layer
@@ -30,6 +30,11 @@ class GLMConfig(GPT2Config):
     max_length: int = model_field("max_length", 512)
     init_std: float = model_field("init_std", 0.02)
     mimetic_init: bool = model_field("mimetic_init", False)
+    two_dimensional_positions: bool = field(
+        default=True,
+        help="embed the position inside a blank too; without it, all tokens of a blank have the "
+        "position of its mask token alone",
+    )
 
 
 @network_of(GLMConfig)
@@ -43,7 +48,9 @@ class GLM(GPTDecoder):
 
     def __init__(self, c: GLMConfig) -> None:
         super().__init__(c)
-        self.block_position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
+        self.block_position_embeddings = (
+            nn.Embedding(c.max_length, c.hidden_size) if c.two_dimensional_positions else None
+        )
         self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
         self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
@@ -53,6 +60,8 @@ class GLM(GPTDecoder):
 
     def embed(self, inputs: Inputs) -> Tensor:
         """Return the sum of the embeddings: (batch, length, hidden_size)."""
+        if self.block_position_embeddings is None:
+            return super().embed(inputs)
         block_position_ids = (
             torch.zeros_like(inputs.input_ids)
             if inputs.block_position_ids is None

@@ -54,9 +54,10 @@ class TransformerXLConfig(ModelConfig):
     intermediate_size: int | None = model_field("intermediate_size", None)
     mem_len: int = field(
         default=384,
-        ge=1,
+        ge=0,
         le=MAX_TOKENS,
-        help="number of cached hidden states from earlier segments",
+        help="number of cached hidden states from earlier segments; with 0, a segment attends to "
+        "itself alone, and a generated text to all of itself",
     )
     clamp_len: int | None = model_field("clamp_len", None)
     attention_window: int | None = field(
@@ -146,7 +147,7 @@ class TransformerXL(LanguageModel):
             x, contents = self.hidden_states(inputs)
             return Output(self.dropout(x), None, self.next_memory(inputs, contents))
         x = torch.cat([self.hidden_states(part)[0] for part in self.split_prompt(inputs)], dim=1)
-        if inputs.cache.length > self.config.mem_len:
+        if 0 < self.config.mem_len < inputs.cache.length:
             inputs.cache.keep_last(self.config.mem_len)
         return Output(self.dropout(x), inputs.cache)
 
@@ -194,11 +195,12 @@ class TransformerXL(LanguageModel):
         """Return the last inputs of every layer, where a memory was given."""
         if inputs.memory is None:
             return None
-        size, mask = self.config.mem_len, inputs.memory.key_mask(inputs.attention_mask)
-        hidden = torch.stack([content[:, -size:] for content in contents]).detach()
+        mask = inputs.memory.key_mask(inputs.attention_mask)
+        first = max(0, mask.document_ids.shape[1] - self.config.mem_len)
+        hidden = torch.stack([content[:, first:] for content in contents]).detach()
         # Contiguous as an empty one is: compiled code would be compiled again for other strides.
         document_ids, key_order = (
-            x[:, -size:].contiguous() for x in (mask.document_ids, mask.key_order)
+            x[:, first:].contiguous() for x in (mask.document_ids, mask.key_order)
         )
         return SegmentMemory(hidden, document_ids, key_order)
 

@@ -52,6 +52,9 @@ class ULMFiTConfig(ModelConfig):
         default=0.5, ge=0, lt=1, help="dropout rate of the recurrent weights"
     )
     output_dropout: float = field(default=0.4, ge=0, lt=1, help="dropout rate before the logits")
+    tie_word_embeddings: bool = field(
+        default=True, help="share the input embeddings with the output layer"
+    )
     init_range: float = field(
         default=0.1, gt=0, le=100, help="largest initial value of the embeddings"
     )
@@ -59,7 +62,7 @@ class ULMFiTConfig(ModelConfig):
 
 @network_of(ULMFiTConfig)
 class ULMFiT(LanguageModel):
-    """Token embeddings, which are also the output layer, and LSTM layers."""
+    """Token embeddings, by default also the output layer, and LSTM layers."""
 
     config: ULMFiTConfig
     token_embeddings: TokenEmbedding
@@ -71,7 +74,7 @@ class ULMFiT(LanguageModel):
     static_whole_rows = True
     pooling = Pooling(token="concat")
     lm_head_modules = ("bias",)
-    pretraining_only = ("bias",)
+    pretraining_only = ("bias", "lm_head")
     top_modules = ("token_embeddings", "bias")
 
     def __init__(self, c: ULMFiTConfig) -> None:
@@ -81,13 +84,20 @@ class ULMFiT(LanguageModel):
         sizes = [c.hidden_size, *[c.lstm_size] * (c.num_layers - 1), c.hidden_size]
         self.layers = LayerStack(nn.LSTM(*pair) for pair in pairwise(sizes))
         self.bias = nn.Parameter(torch.zeros(c.vocab_size))
+        self.lm_head = (
+            None if c.tie_word_embeddings else TokenEmbedding(c.vocab_size, c.hidden_size)
+        )
+        if not c.tie_word_embeddings:
+            self.top_modules = ("lm_head", "bias")
         self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:
         """Draw the embeddings as the released code does; layers start as torch's do."""
-        self.token_embeddings.weight.uniform_(-self.config.init_range, self.config.init_range)
-        self.token_embeddings.weight[self.config.vocab_size :] = 0.0
+        for table in (self.token_embeddings, self.lm_head):
+            if table is not None:
+                table.weight.uniform_(-self.config.init_range, self.config.init_range)
+                table.weight[self.config.vocab_size :] = 0.0
 
     @property
     def lstm_layers(self) -> list[nn.LSTM]:
@@ -121,6 +131,14 @@ class ULMFiT(LanguageModel):
         """Return the embeddings and the last layer's output; those between have another size."""
         return [self.token_embeddings(inputs.input_ids), self(inputs).hidden]
 
+    def all_layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the embeddings and the output of every layer, without dropout."""
+        recurrence = Recurrence(inputs, self.lstm_layers)
+        flat = [recurrence.flatten(self.token_embeddings(inputs.input_ids))]
+        for layer in self.lstm_layers:
+            flat.append(recurrence.run(layer, flat[-1]))
+        return [recurrence.unflatten(x) for x in flat]
+
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings; a dropped word is dropped wherever it occurs in the batch."""
         x: Tensor = self.token_embeddings(input_ids)
@@ -135,7 +153,8 @@ class ULMFiT(LanguageModel):
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits of the next token."""
-        return self.token_embeddings.lm_logits(hidden, self.bias)
+        output_layer = self.token_embeddings if self.lm_head is None else self.lm_head
+        return output_layer.lm_logits(hidden, self.bias)
 
 
 LARGE = ULMFiTConfig()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kinfolk.errors import UserError
 from kinfolk.metrics.metric import (
     PRF,
+    Counts,
     MeanMetric,
     Metric,
     Statistics,
@@ -106,6 +107,8 @@ class MatthewsCorrelation(ByClassMetric):
     name: str = "matthews"
     title: str = "Matthews"
 
+    minimum = -1.0
+
     def score(self, total: Statistics, /) -> float:
         """Return the correlation."""
         hits, predicted, gold = total.astype(np.int64)
@@ -119,7 +122,7 @@ class MatthewsCorrelation(ByClassMetric):
 class Correlation(Metric):
     """A correlation of predicted and reference numbers; it needs the rows, not their sum."""
 
-    things = "numbers"
+    things, minimum = "numbers", -1.0
 
     def statistics(
         self, predictions: Sequence[float], references: Sequence[float], /
@@ -140,6 +143,10 @@ class Correlation(Metric):
     def aggregate(self, statistics: Statistics) -> float:
         """Return the correlation of the two columns."""
         return self.correlation(*np.ascontiguousarray(statistics.T))
+
+    def resampled_scores(self, statistics: Statistics, counts: Counts) -> FloatArray:
+        """Correlate the rows of each resample."""
+        return np.array([self.aggregate(np.repeat(statistics, n, axis=0)) for n in counts])
 
     @abstractmethod
     def correlation(self, predictions: FloatArray, references: FloatArray) -> float:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kinfolk.errors import UserError
 
 Statistics = NDArray[Any]  # (rows, ...): integers where they are counts
+Counts = NDArray[np.int64]  # (resamples, rows): how often a row is drawn
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Metric(ABC):
     max_resamples: int = 1000  # of a bootstrap interval
 
     things: ClassVar[str] = "predictions"  # noun for the rows in error messages
+    minimum: ClassVar[float] = 0.0  # -1 for correlations
 
     @abstractmethod
     def statistics(self, predictions: Sequence[Any], references: Sequence[Any], /) -> Statistics:
@@ -41,6 +43,11 @@ class Metric(ABC):
     def aggregate(self, statistics: Statistics) -> float:
         """Return the score of rows with these statistics."""
         return self.score(statistics.sum(0))
+
+    def resampled_scores(self, statistics: Statistics, counts: Counts) -> NDArray[np.float64]:
+        """Return the score of each resample, in which each row occurs `counts` times."""
+        totals = resampled_totals(statistics, counts)
+        return np.array([self.score(total) for total in totals])
 
     def __call__(self, predictions: Sequence[Any], references: Sequence[Any]) -> float:
         """Score predictions against references."""
@@ -67,6 +74,20 @@ class MeanMetric(Metric):
     def score(self, total: Statistics, /) -> float:
         """Divide the sum of the values by the number of rows."""
         return safe_divide(float(total[0]), float(total[1]))
+
+    def resampled_scores(self, statistics: Statistics, counts: Counts) -> NDArray[np.float64]:
+        """Divide all sums at once."""
+        totals = resampled_totals(statistics, counts)
+        return totals[:, 0] / np.maximum(totals[:, 1], 1)
+
+
+def resampled_totals(statistics: Statistics, counts: Counts) -> Statistics:
+    """Return the summed statistics of each resample: (resamples, ...), integers remain integers."""
+    columns = statistics.reshape(len(statistics), -1).astype(np.float64)
+    totals = (counts.astype(np.float64) @ columns).reshape(len(counts), *statistics.shape[1:])
+    if np.issubdtype(statistics.dtype, np.integer):
+        return np.rint(totals).astype(np.int64)
+    return totals
 
 
 def with_counts(values: Sequence[float]) -> NDArray[np.float64]:

@@ -237,6 +237,17 @@ class LanguageModel(nn.Module):
 
         The last one is what the network itself returns, after its last norm.
         """
+        return self.record_layers(lambda: self(inputs).hidden)
+
+    def all_layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the embeddings and the output of every layer, whose sizes may differ."""
+        return self.layer_outputs(inputs)
+
+    def record_layers(self, run: Callable[[], Tensor]) -> list[Tensor]:
+        """Return the input of the first layer and the outputs of all that a function runs.
+
+        The function returns the hidden states after the last norm, which replace the last output.
+        """
         found: list[Tensor] = []
 
         def add(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
@@ -245,7 +256,7 @@ class LanguageModel(nn.Module):
         stacks = [part for part in self.modules() if isinstance(part, LayerStack)]
         hooks = [layer.register_forward_hook(add) for stack in stacks for layer in stack]
         try:
-            hidden = self(inputs).hidden
+            hidden = run()
         finally:
             for hook in hooks:
                 hook.remove()
@@ -318,6 +329,10 @@ class EncoderDecoder(LanguageModel):
     def encode(self, encoder_inputs: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, hidden_size)."""
         raise NotImplementedError
+
+    def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the input of the encoder's first layer and the output of each of its layers."""
+        return self.record_layers(lambda: self.encode(inputs))
 
     def encoder_states(
         self, inputs: Inputs, *, dropout: bool = False

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from kinfolk.attention_mask import PADDING_ID
-from kinfolk.batch import Batch, with_texts
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, with_texts
 from kinfolk.data.chunks import TokenizedDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset, evaluation_dataset
 from kinfolk.nn.language_model import reads_texts
@@ -77,6 +77,80 @@ def score_documents(
                 tokens[name] += batch.counts[name]
     forward, *backward = (LikelihoodScores(totals[n], tokens[n], size) for n in names)
     return replace(forward, backward=backward[0]) if backward else forward
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentLikelihoods:
+    """The likelihood of each document under a model."""
+
+    nats: NDArray[np.float64]  # (documents,): summed over the tokens that were scored
+    tokens: NDArray[np.int64]  # (documents,): how many those are
+
+
+def score_each_document(
+    model: nn.Module,
+    objective: Objective,
+    documents: TokenizedDocuments,
+    *,
+    rows: int = 32,
+    progress: BatchProgress = no_progress,
+) -> DocumentLikelihoods:
+    """Score each document by an objective that predicts every token once; ELMo's from the left.
+
+    The sums are those of `score_documents`, up to rounding.
+    """
+    dataset = evaluation_dataset(objective, documents, rows=rows)
+    count, memory = len(documents.starts) - 1, None
+    nats, tokens = np.zeros(count), np.zeros(count, np.int64)
+    for number, batch in enumerate(_batches(model, dataset, progress)):
+        owners = dataset.label_documents(number)
+        by_document = _ByDocument(model, owners)
+        memory = objective.loss(by_document, batch.with_memory(memory)).memory
+        for document, total in by_document.nats.items():
+            nats[document] += total
+        tokens += np.bincount(owners, minlength=count)
+    return DocumentLikelihoods(nats, tokens)
+
+
+class _ByDocument:
+    """A model that sums the first likelihood of a batch by document.
+
+    `owners` is the document of each label that is not ignored, in the order of the labels.
+    """
+
+    def __init__(self, model: Any, owners: NDArray[np.int64]) -> None:
+        self.model, self.owners, self.nats = model, owners, dict[int, float]()
+
+    def __call__(self, inputs: Inputs) -> Any:
+        return self.model(inputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def lm_logits(self, hidden: Tensor) -> "_LogitsByDocument":
+        """Return logits whose likelihood is summed by document."""
+        return _LogitsByDocument(self, hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class _LogitsByDocument:
+    by_document: _ByDocument
+    hidden: Tensor  # (predictions, hidden_size)
+
+    def nll(self, labels: Tensor) -> Tensor:
+        """Return the summed negative log-likelihood of the labels, in nats."""
+        view = self.by_document
+        if view.nats:  # the second likelihood of a batch is that from right to left
+            return view.model.lm_logits(self.hidden).nll(labels)
+        kept = (labels != IGNORE_INDEX).nonzero()[:, 0]
+        assert len(kept) == len(view.owners)
+        total = self.hidden.new_zeros((), dtype=torch.float64)
+        for document in np.unique(view.owners).tolist():
+            own = kept[torch.from_numpy(np.flatnonzero(view.owners == document)).to(kept.device)]
+            nll = view.model.lm_logits(self.hidden[own]).nll(labels[own])
+            view.nats[document] = float(nll)
+            total = total + nll
+        return total
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,11 @@ class MLM(Objective):
         default=False, help="mask all tokens of a word or none (whole word masking)"
     )
 
+    # BERT's masks are drawn once, before training; RoBERTa draws new ones (Liu et al. 2019, 4.1).
+    fixed_masks: bool = field(
+        default=False, help="mask the same tokens of a text in every epoch (static masking)"
+    )
+
     loss_name = "mlm"
     required_tokens = ("mask", "cls", "sep")
     label_buckets = 64
@@ -115,6 +120,10 @@ class MLM(Objective):
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Add the special tokens and mask some of the others."""
         return self.mask(self.add_special_tokens(chunk.ids), rng, self.word_starts(chunk))
+
+    def example_epoch(self, epoch: int, /) -> int:
+        """Return the first epoch where masks are fixed."""
+        return 0 if self.fixed_masks else epoch
 
     def mask(self, ids: IntArray, rng: Rng, word_starts: BoolArray | None) -> Example:
         """Mask some tokens of a sequence that has its special tokens."""

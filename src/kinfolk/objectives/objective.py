@@ -59,6 +59,10 @@ class Objective(ABC):
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Make the example of a chunk; all randomness comes from `rng`."""
 
+    def example_epoch(self, epoch: int, /) -> int:
+        """Return the epoch whose random numbers make the examples of an epoch."""
+        return epoch
+
     def collate(self, rows: Sequence[Sequence[Example]], /) -> Batch[Any]:
         """Lay packed examples out as a batch."""
         collated = collate(rows, self.row_lengths, self.special_tokens.pad)

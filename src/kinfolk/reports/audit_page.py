@@ -6,17 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports import page
-from kinfolk.reports.charts import (
-    WIDTH,
-    Bar,
-    Scale,
-    axis_titles,
-    bars,
-    compact_number,
-    svg,
-    text,
-    ticks,
-)
+from kinfolk.reports.charts import Bar, Bin, bars, compact_number, histogram
 
 BARS = 8  # scripts or languages; the others share one bar
 MIN_BAR_FRACTION = 0.001  # smaller ones are among the others
@@ -69,13 +59,13 @@ def render(values: AuditPage) -> str:
     return page.render(
         "audit_page.html",
         page=values,
-        lengths=Markup(histogram(values.lengths) if values.lengths else ""),
-        scripts=Markup(shares(values.scripts, "% of letters")),
-        languages=Markup(shares(values.languages, "% of documents")),
+        lengths=length_histogram(values.lengths) if values.lengths else "",
+        scripts=shares(values.scripts, "% of letters"),
+        languages=shares(values.languages, "% of documents"),
     )
 
 
-def shares(counts: Mapping[str, int], x: str) -> str:
+def shares(counts: Mapping[str, int], x: str) -> Markup:
     """Draw a bar for each of the most frequent names."""
     total = sum(counts.values())
     frequent = [name for name in list(counts)[:BARS] if counts[name] >= MIN_BAR_FRACTION * total]
@@ -83,10 +73,9 @@ def shares(counts: Mapping[str, int], x: str) -> str:
     if len(frequent) < len(counts):
         drawn[f"{len(counts) - len(frequent)} others"] = total - sum(drawn.values())
     values = [
-        Bar(name, 100 * count / total, compact_number(count), index)
-        for index, (name, count) in enumerate(drawn.items())
+        Bar(name, 100 * count / total, compact_number(count)) for name, count in drawn.items()
     ]
-    return bars(values, [], x=x) if values else ""
+    return bars(values, x=x, digits=1) if values else Markup("")
 
 
 def binary_size(number: int) -> str:
@@ -97,24 +86,7 @@ def binary_size(number: int) -> str:
     return str(number)
 
 
-def histogram(lengths: Sequence[tuple[int, int]]) -> str:
+def length_histogram(lengths: Sequence[tuple[int, int]]) -> Markup:
     """Draw the number of documents by length, each bar for twice the length of the previous one."""
-    left, right, top, floor = 62, WIDTH - 8, 26, 300
-    highest = max(count for _, count in lengths)
-    to_y = Scale(0, 1.05 * highest, floor, top)
-    wide = (right - left) / len(lengths)
-    parts = []
-    for tick in ticks(0, 1.05 * highest):
-        if tick == int(tick):
-            parts.append(f'<path class="grid" d="M{left} {to_y.at(tick):.1f}H{right}"/>')
-            parts.append(text("tick", left - 8, to_y.at(tick) + 4, compact_number(tick), "end"))
-    for index, (low, count) in enumerate(lengths):
-        x, y = left + wide * index, to_y.at(count)
-        parts.append(
-            f'<rect class="bar c0" x="{x + 2:.1f}" y="{y:.1f}" width="{wide - 4:.1f}" '
-            f'height="{floor - y:.1f}"><title>{low:,} to {max(0, 2 * low - 1):,} characters: '
-            f"{count:,} documents</title></rect>"
-        )
-        parts.append(text("tick", x, floor + 19, binary_size(low), "middle"))
-    parts += axis_titles(left, right, top, floor, "characters (k is 1,024)", "documents")
-    return svg("Number of documents by their characters", floor + 50, parts)
+    bins = [Bin(binary_size(low), binary_size(max(1, 2 * low)), count) for low, count in lengths]
+    return histogram(bins, x="characters (k is 1,024)", y="documents", digits=0)

@@ -1,19 +1,47 @@
-"""A self-contained HTML page: the templates, the common style, number formats, an atomic write."""
+"""A self-contained HTML page: templates, style and scripts, number formats, an atomic write."""
 
+import base64
+import hashlib
 import math
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from kinfolk.files import new_file
 from kinfolk.reports.charts import compact_number
+
+STATIC = Path(__file__).parent / "static"
+PAGE_SCRIPTS = ("page.js",)
+CHART_SCRIPTS = ("echarts.min.js", "axes.js", "curves.js", "rows.js", "charts.js")
 
 
 def render(template: str, **values: Any) -> str:
     """Return a page as HTML; values are escaped unless they are `Markup`."""
     return environment().get_template(template).render(**values)
+
+
+@cache
+def script(name: str) -> Markup:
+    """Return a file of `static` as the content of a script element."""
+    code = (STATIC / name).read_text(encoding="utf-8")
+    return Markup(code.replace("</script", "<\\/script").replace("<!--", "<\\!--"))
+
+
+def page_scripts(body: str) -> list[Markup]:
+    """Return the scripts of a page; those of charts only where it has one."""
+    charts = CHART_SCRIPTS if '<figure class="chart' in body else ()
+    return [script(name) for name in (*PAGE_SCRIPTS, *charts)]
+
+
+def security_policy(scripts: list[Markup], own_script: str) -> str:
+    """Allow these scripts and nothing else: no other code, no request, no frame."""
+    code = [*scripts, own_script] if own_script else scripts
+    hashes = (hashlib.sha256(f"\n{each}\n".encode()).digest() for each in code)
+    sources = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes)
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {sources}"
 
 
 def write(html: str, path: Path) -> Path:
@@ -37,6 +65,7 @@ def environment() -> Environment:
     )
     formats = {"compact": compact_number, "duration": duration, "number": format_number}
     env.filters |= formats | {"percent": percent, "plural": plural}
+    env.globals |= {"page_scripts": page_scripts, "security_policy": security_policy}
     return env
 
 

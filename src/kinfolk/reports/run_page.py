@@ -41,6 +41,16 @@ class Baseline:
         return math.exp(min(self.loss, 700))
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossPanel:
+    """Losses of one kind by step: what shares an axis can be compared."""
+
+    title: str  # names the loss; not shown above the only panel of a page
+    curves: Sequence[Series]
+    y: str = "nats per token"
+    with_baselines: bool = False
+
+
 @dataclass(frozen=True)
 class TextSpan:
     """A part of a sample's text, given or generated."""
@@ -66,9 +76,8 @@ class Report:
     title: str
     subtitle: str = ""
     facts: Sequence[tuple[str, str]] = ()
-    curves: Sequence[Series] = ()
+    panels: Sequence[LossPanel] = ()
     x: str = "step"
-    y: str = "loss, nats per token"
     metrics: Sequence[Series] = ()  # scores on dev rows by step
     results: Sequence[Sequence[str]] = ()  # a metric, and its value in each of `result_columns`
     result_columns: Sequence[str] = ()
@@ -80,45 +89,57 @@ class Report:
 
 def render(report: Report) -> str:
     """Return the page as HTML."""
-    # A model has the color of its curve on the whole page.
-    models = dict.fromkeys(
-        [*(curve.name for curve in report.curves), *(s.model for s in report.scores)]
-    )
+    models = dict.fromkeys(score.model for score in report.scores)
     colors = {model: index % NUM_COLORS for index, model in enumerate(models)}
     return page.render(
         "run_page.html",
         report=report,
         colors=colors,
         standings=[versus_baselines(score, report.baselines) for score in report.scores],
-        curves=Markup(curve_chart(report)),
-        metrics=Markup(line_chart(report.metrics, [], x=report.x, y="score"))
-        if report.metrics
-        else "",
-        bars=Markup(bar_chart(report, colors)),
+        panels=[(panel.title, loss_chart(panel, report)) for panel in report.panels],
+        metrics=metric_charts(report),
+        bars=bar_charts(report, colors),
     )
 
 
-def curve_chart(report: Report) -> str:
-    """Draw the loss of every model over the baselines."""
-    if not report.curves:
-        return ""
-    lines = [ReferenceLine(line.name, line.loss) for line in report.baselines]
-    return line_chart(report.curves, lines, x=report.x, y=report.y)
+def loss_chart(panel: LossPanel, report: Report) -> Markup:
+    """Draw losses of one kind, over the baselines where these predict the same tokens."""
+    baselines = report.baselines if panel.with_baselines else ()
+    lines = [ReferenceLine(line.name, line.loss) for line in baselines]
+    return line_chart(panel.curves, lines, x=report.x, y=panel.y)
 
 
-def bar_chart(report: Report, colors: dict[str, int]) -> str:
-    """Draw the bits per byte of every model that has them."""
-    values = [
-        Bar(score.model, score.bits_per_byte, score.kind, colors[score.model], not score.comparable)
-        for score in report.scores
-        if score.bits_per_byte is not None
+def metric_charts(report: Report) -> list[tuple[str, Markup]]:
+    """Draw the scores on dev rows: those from 0 to 1 share an axis, every other has its own."""
+    fractions, charts = [], []
+    for metric in report.metrics:
+        if all(0 <= value <= 1 for value in metric.ys):
+            fractions.append(metric)
+        else:
+            charts.append([metric])
+    return [
+        ("", line_chart(group, x=report.x, y=", ".join(metric.name for metric in group)))
+        for group in ([fractions] if fractions else []) + charts
     ]
-    lines = [
-        ReferenceLine(line.name, line.bits_per_byte)
-        for line in report.baselines
-        if line.bits_per_byte is not None
-    ]
-    return bars(values, lines, x="bits per byte, lower is better") if values else ""
+
+
+def bar_charts(report: Report, colors: dict[str, int]) -> list[tuple[str, Markup]]:
+    """Draw bits per byte: likelihoods over the baselines, pseudo-likelihoods by themselves."""
+    charts = []
+    for title, comparable in (("Likelihood", True), ("Pseudo-likelihood", False)):
+        values = [
+            Bar(score.model, score.bits_per_byte, score.kind, colors[score.model], not comparable)
+            for score in report.scores
+            if score.bits_per_byte is not None and score.comparable == comparable
+        ]
+        lines = [
+            ReferenceLine(line.name, line.bits_per_byte)
+            for line in report.baselines
+            if line.bits_per_byte is not None and comparable
+        ]
+        if values:
+            charts.append((title, bars(values, lines, x="bits per byte, lower is better")))
+    return charts
 
 
 def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[tuple[str, bool]]:

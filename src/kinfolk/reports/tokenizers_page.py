@@ -56,16 +56,15 @@ def render(values: TokenizersPage) -> str:
     return page.render(
         "tokenizers_page.html",
         page=values,
-        charts=[Markup(svg) for svg in charts],
+        charts=charts,
         colors=NUM_COLORS,
     )
 
 
-def chart(rows: Sequence[TokenizerRow], title: str, values: Sequence[float]) -> str:
+def chart(rows: Sequence[TokenizerRow], title: str, values: Sequence[float]) -> Markup:
     """Draw one measure of all tokenizers."""
     pairs = enumerate(zip(rows, values, strict=True))
     return bars(
         [Bar(row.name, value, f"{row.vocab_size:,} tokens", n) for n, (row, value) in pairs],
-        [],
         x=title,
     )

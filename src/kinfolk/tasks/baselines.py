@@ -35,6 +35,7 @@ TITLES = {
 STANDARD_ERRORS = 2.0  # between a score and the majority, below which nothing was learned
 
 Predict = Callable[[Sequence[Any]], list[Any]]  # a value for each row
+Fit = Callable[[Task, Sequence[Any]], Predict]
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,7 @@ class Baselines:
 
 def fit_baselines(task: Task, train: Sequence[Any], dev: Sequence[Any]) -> Baselines:
     """Fit the baselines of a task on training rows, and score them on dev rows."""
-    fits = {
-        name: fit
-        for output, row_type, name, fit in FITS
-        if output == task.output and isinstance(train[0], row_type)
-    }
+    fits = matching_fits(task, train)
     if not fits or not dev:
         return Baselines()
     rows = limit_rows(task, train)
@@ -74,6 +71,25 @@ def fit_baselines(task: Task, train: Sequence[Any], dev: Sequence[Any]) -> Basel
         values = fit(task, rows)(dev)
         models.append(Baseline(name, task.evaluate(dev, [Prediction(value) for value in values])))
     return Baselines(tuple(models), len(rows), len(train))
+
+
+def matching_fits(task: Task, rows: Sequence[Any]) -> dict[str, Fit]:
+    """Return how each baseline of a task is fitted, by its name."""
+    return {
+        name: fit
+        for output, row_type, name, fit in FITS
+        if output == task.output and isinstance(rows[0], row_type)
+    }
+
+
+def baseline_names(task: Task, rows: Sequence[Any]) -> tuple[str, ...]:
+    """Return the titles of the baselines of a task."""
+    return tuple(TITLES[name] for name in matching_fits(task, rows))
+
+
+def fit_values(task: Task, name: str, train: Sequence[Any], test: Sequence[Any]) -> list[Any]:
+    """Fit one baseline on training rows; return its predictions for test rows."""
+    return matching_fits(task, train)[name](task, limit_rows(task, train))(test)
 
 
 def limit_rows(task: Task, rows: Sequence[Any]) -> Sequence[Any]:
@@ -139,7 +155,7 @@ def copy_source(task: Task, rows: Sequence[Any]) -> Predict:
 
 
 # By the type of prediction and of the rows; the constant prediction first.
-FITS: tuple[tuple[TaskOutput, type[Row], str, Callable[[Task, Sequence[Any]], Predict]], ...] = (
+FITS: tuple[tuple[TaskOutput, type[Row], str, Fit], ...] = (
     ("label", Row, "majority", majority),
     ("label", LabelledText, "tfidf", tfidf_label),
     ("number", Row, "mean", mean_number),

@@ -79,10 +79,15 @@ def read(run: Path) -> list[dict[str, Any]]:
     return [entry for _, entry in _read_lines(path)]
 
 
+def speed_lines(run: Path) -> list[dict[str, Any]]:
+    """Read the throughput of each step; none where no step was timed."""
+    path = run / "speed.jsonl"
+    return [entry for _, entry in _read_lines(path)] if path.is_file() else []
+
+
 def speed(run: Path) -> float | None:
     """Return the median of the input tokens per second, None without a timed step."""
-    path = run / "speed.jsonl"
-    speeds = [e["tokens_per_second"] for _, e in _read_lines(path)] if path.is_file() else []
+    speeds = [entry["tokens_per_second"] for entry in speed_lines(run)]
     return statistics.median(speeds) if speeds else None
 
 

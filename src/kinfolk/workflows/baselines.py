@@ -17,7 +17,7 @@ from kinfolk.data.ngram_counts import NGramCounter, TokenBlock
 from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.families.ngram import NGram, NGramConfig
 from kinfolk.hub.weights import write_safetensors
-from kinfolk.metrics.baselines import Ids, Reals, entropy
+from kinfolk.metrics.baselines import Ids, Reals, Unigram, entropy
 from kinfolk.metrics.kneser_ney import OrderEstimate, estimate
 from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.text import Tokenizer
@@ -143,6 +143,37 @@ def score_text(model: NGram, text: CountableText) -> LikelihoodScores:
     for nll in document_nll(model, documents, *end_ids(text)):
         nats, tokens = nats + float(nll.sum()), tokens + len(nll)
     return LikelihoodScores(nats, tokens, text.bytes)
+
+
+def document_scores(model: NGram | Unigram, text: CountableText) -> list[tuple[float, float]]:
+    """Return nats and bytes of each document, each scored from its start to its end."""
+    documents = [text.document(i) for i in range(text.documents)]
+    bos, eos = end_ids(text)
+    if isinstance(model, Unigram):
+        nats = [float(model.nll(np.append(ids, eos)).sum()) for ids in documents]
+    else:
+        nats = [float(nll.sum()) for nll in document_nll(model, documents, bos, eos)]
+    sizes = document_bytes(documents, text.tokenizer(), text.bytes)
+    return list(zip(nats, sizes.tolist(), strict=True))
+
+
+def document_bytes(documents: Sequence[Ids], tokenizer: Tokenizer, total: int) -> Reals:
+    """Return the bytes of each document, `total` in all.
+
+    A corpus has only the total on disk. Tokens of a tokenizer that loses nothing give the text
+    back; where some is lost, documents share the total by what is left.
+    """
+    sizes = np.array(
+        [len(tokenizer.decode(ids, add_special_tokens=True).encode()) for ids in documents], float
+    )
+    return sizes * (total / sizes.sum())
+
+
+def fit_unigram(texts: Sequence[CountableText]) -> Unigram:
+    """Count the tokens of documents, and their ends, with add-one smoothing."""
+    counts = np.sum([text.token_counts() for text in texts], axis=0)
+    counts[end_ids(texts[0])[1]] += sum(text.documents for text in texts)
+    return Unigram.fit(counts)
 
 
 def score_mixture(model: NGram, texts: Sequence[tuple[CountableText, float]]) -> LikelihoodScores:

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,6 +19,7 @@ from kinfolk.data.encode import DocumentEncoder
 from kinfolk.data.files import JSON, content_suffix, decode_utf8, normalize_newlines, open_input
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
+from kinfolk.metrics.baselines import Reals
 from kinfolk.metrics.diversity import DiversityScores, diversity_scores, perplexity
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel
@@ -30,6 +32,7 @@ from kinfolk.objectives.evaluation import (
     pair_accuracy,
     rtd_scores,
     score_documents,
+    score_each_document,
 )
 from kinfolk.objectives.mlm import MLM, MLMScorer
 from kinfolk.objectives.nsp import NSP
@@ -41,7 +44,7 @@ from kinfolk.tasks.dataset import RowSource
 from kinfolk.tasks.task import EvaluationResult
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
-from kinfolk.workflows.baselines import document_nll, end_ids, ngram_of_corpus
+from kinfolk.workflows.baselines import document_bytes, document_nll, end_ids, ngram_of_corpus
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import Predictor, as_predictor, evaluate_rows, is_file
@@ -57,6 +60,7 @@ SCORE_KINDS = {
     "pairs": "likelihood of each target, left to right, given its source",
 }
 MAX_SCORED_TOKENS = 2**14  # by default, of an encoder: each takes a forward pass of its own
+ENCODER_SCORERS = (MLMScorer, PermutationLMScorer)
 BLANK_LINES = re.compile(r"\n\s*\n")
 
 
@@ -137,6 +141,7 @@ class TextEvaluation:
     scoring: Any  # the objective that predicts every token once
     documents: TokenizedDocuments
     bytes: int
+    tokenizer: Tokenizer
     length: int | None  # of rows, where it was given
 
     def likelihood(
@@ -147,28 +152,71 @@ class TextEvaluation:
         max_tokens: int | None = None,
     ) -> LikelihoodScores:
         """Return the likelihood of the text; `max_tokens` bounds the work of an encoder."""
+        objective = self.limited_scoring(max_tokens)
+        scores = score_documents(
+            *(self.model, objective, self.documents, self.bytes), rows=rows, progress=progress
+        )
+        size = int(self.documents.starts[-1])
+        sampled = isinstance(objective, ENCODER_SCORERS) and size > scores.tokens
+        return replace(scores, kind=self.kind, sampled_from=size if sampled else None)
+
+    def document_scores(
+        self,
+        rows: int = 32,
+        progress: BatchProgress = no_progress,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[tuple[float, float]]:
+        """Return nats and bytes of each document; their sums give the bits per byte of the text.
+
+        Where only some tokens were scored, a document has as many of all nats and bytes of the text
+        as it has of those tokens.
+        """
+        objective = self.limited_scoring(max_tokens)
+        scores = score_each_document(
+            self.model, objective, self.documents, rows=rows, progress=progress
+        )
+        size, scored = int(self.documents.starts[-1]), int(scores.tokens.sum())
+        nats, sizes = scores.nats, self.document_bytes()
+        if isinstance(objective, ENCODER_SCORERS) and size > scored:
+            nats, sizes = nats * (size / scored), self.bytes * scores.tokens / scored
+        return list(zip(nats.tolist(), sizes.tolist(), strict=True))
+
+    def document_bytes(self) -> Reals:
+        """Return the bytes of each document; of a pair, those of its target."""
+        starts, texts = self.documents.starts.tolist(), []
+        for start, end in pairwise(starts):
+            if isinstance(self.scoring, Seq2Seq):
+                start += int(self.documents.sentences(start, end)[0])
+            texts.append(self.documents.ids(start, end))
+        return document_bytes(texts, self.tokenizer, self.bytes)
+
+    @property
+    def kind(self) -> str:
+        """What the score is: only a likelihood is the probability of the text."""
         objective, kind = self.scoring, family_of(self.model).architecture
-        size, sampled = int(self.documents.starts[-1]), False
-        if isinstance(objective, MLMScorer | PermutationLMScorer):
-            limit = MAX_SCORED_TOKENS if max_tokens is None else max_tokens
-            objective, sampled = replace(objective, max_predictions=limit), size > limit
-        elif max_tokens is not None:
-            raise UserError(
-                f"max_tokens={max_tokens} applies to encoders, which take a forward pass for each "
-                f"token: {self.model.family_name} scores a text without it"
-            )
         if isinstance(objective, BlankInfilling):
             kind = "encoder-decoder"
         if isinstance(objective, BiLM):
             kind = "bidirectional"
         if isinstance(objective, Seq2Seq):
             kind = "pairs"
-            if self.length is None:
-                objective = objective.with_max_length_for(self.documents)
-        scores = score_documents(
-            *(self.model, objective, self.documents, self.bytes), rows=rows, progress=progress
-        )
-        return replace(scores, kind=SCORE_KINDS[kind], sampled_from=size if sampled else None)
+        return SCORE_KINDS[kind]
+
+    def limited_scoring(self, max_tokens: int | None) -> Any:
+        """Return the objective that scores the text, of an encoder at most `max_tokens` tokens."""
+        objective = self.scoring
+        if isinstance(objective, ENCODER_SCORERS):
+            limit = MAX_SCORED_TOKENS if max_tokens is None else max_tokens
+            return replace(objective, max_predictions=limit)
+        if max_tokens is not None:
+            raise UserError(
+                f"max_tokens={max_tokens} applies to encoders, which take a forward pass for each "
+                f"token: {self.model.family_name} scores a text without it"
+            )
+        if isinstance(objective, Seq2Seq) and self.length is None:
+            return objective.with_max_length_for(self.documents)
+        return objective
 
     def auxiliary_metrics(
         self, rows: int = 32, progress: BatchProgress = no_progress
@@ -233,7 +281,7 @@ def open_evaluation(
         size = opened.bytes
     objective = training_objective(model, tokenizer, folder)
     scoring = scoring_objective(model, objective, length)
-    return TextEvaluation(model, objective, scoring, documents, size, length)
+    return TextEvaluation(model, objective, scoring, documents, size, tokenizer, length)
 
 
 def training_objective(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> Any:

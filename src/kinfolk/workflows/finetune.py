@@ -105,8 +105,6 @@ def finetune(
     """
     overrides = keyword_settings(fields, {"train": TrainConfig, "finetune": FineTuneConfig})
     overrides += settings_list(settings)
-    own = [text.removeprefix("finetune.") for text in overrides if text.startswith("finetune.")]
-    chosen = apply_overrides(FineTuneConfig(), own)
     if not isinstance(model, InitialWeights | Path | str):
         raise UserError(
             f"model is of type {type(model).__name__}: give the folder of a model, or FAMILY/SIZE"
@@ -128,25 +126,13 @@ def finetune(
             f"{backbone.family_name} models cannot be fine-tuned ({backbone.gradient_free}): score "
             "labelled rows by kinfolk evaluate MODEL --test FILE --num-fewshot N"
         )
-    prefixes = [*source_prefix, *[""] * len(datasets)]
-    formulations = [
-        fit_formulation(
-            dataset,
-            backbone.config,
-            tokenizer,
-            formulation,
-            chosen=chosen,
-            metric=metric or "",
-            positive_label=positive_label,
-            prefix=prefix,
-            **given,
-        )
-        for dataset, prefix in zip(datasets, prefixes, strict=False)
-    ]
-    formulations = [
-        replace(each, task_number=number) if isinstance(each, CrossView) else each
-        for number, each in enumerate(formulations)
-    ]
+    formulations = fit_formulations(
+        *(datasets, backbone, tokenizer, formulation, overrides),
+        metric=metric or "",
+        positive_label=positive_label,
+        source_prefix=source_prefix,
+        **given,
+    )
     check_unlabelled(formulations[0], backbone.family_name, given=unlabelled is not None)
     recipe = make_recipe(start, backbone, formulations, datasets, teacher, overrides, text)
     if start.fresh:
@@ -155,6 +141,42 @@ def finetune(
     run = Run.start(work, out, callbacks)
     with exclusive_run(out):
         return run.fit()
+
+
+def fit_formulations(
+    datasets: Sequence[TaskDataset],
+    backbone: LanguageModel,
+    tokenizer: Tokenizer,
+    name: str | None,
+    settings: Sequence[str],
+    *,
+    metric: str = "",
+    positive_label: str | None = None,
+    source_prefix: Sequence[str] = (),
+    **options: Any,
+) -> list[Formulation]:
+    """Return the formulation of each dataset for a network, by the settings of the recipe."""
+    own = [text.removeprefix("finetune.") for text in settings if text.startswith("finetune.")]
+    chosen = apply_overrides(FineTuneConfig(), own)
+    prefixes = [*source_prefix, *[""] * len(datasets)]
+    formulations = [
+        fit_formulation(
+            dataset,
+            backbone.config,
+            tokenizer,
+            name,
+            chosen=chosen,
+            metric=metric,
+            positive_label=positive_label,
+            prefix=prefix,
+            **options,
+        )
+        for dataset, prefix in zip(datasets, prefixes, strict=False)
+    ]
+    return [
+        replace(each, task_number=number) if isinstance(each, CrossView) else each
+        for number, each in enumerate(formulations)
+    ]
 
 
 def fit_formulation(

@@ -96,6 +96,7 @@ class PretrainWorkload(Workload):
     """The model, objective and corpora of a recipe."""
 
     command = "pretrain"
+    batches: Batches
 
     def __init__(
         self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()

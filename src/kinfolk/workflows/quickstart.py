@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
 from kinfolk.families import family_of
 from kinfolk.reports.page import write
-from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, render
+from kinfolk.reports.run_page import LossPanel, ModelScore, Report, Sample, TextSpan, render
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.loop import Callback
 from kinfolk.workflows.baselines import Baselines, baselines
@@ -23,7 +23,7 @@ from kinfolk.workflows.generate import fill, generate
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import Recipe, recipe
-from kinfolk.workflows.report import baseline_rows, curves
+from kinfolk.workflows.report import baseline_rows, loss_panels
 
 # Chosen for the lowest loss within minutes on two cores.
 VOCAB_SIZE = 512
@@ -126,7 +126,6 @@ def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
 
 def write_page(results: Quickstart, corpus: Corpus, seconds: float) -> None:
     """Write the page."""
-    runs = [(results.page.parent / s.model.partition("/")[0], s.model) for s in results.scores]
     page = Report(
         title="Three families, one text",
         subtitle="A decoder, an encoder and an encoder-decoder, each trained for a few minutes on "
@@ -137,17 +136,28 @@ def write_page(results: Quickstart, corpus: Corpus, seconds: float) -> None:
             ("size", "tiny: 2 layers, hidden size 128"),
             ("time", f"{seconds / 60:.1f} minutes in total"),
         ],
-        curves=[curves(run, name)[0] for run, name in runs],
+        panels=[
+            loss_panel(results.page.parent, score, color)
+            for color, score in enumerate(results.scores)
+        ],
         scores=results.scores,
         baselines=baseline_rows(results.baselines),
         samples=results.samples,
         notes=[
-            "The curves are training losses of different objectives: GPT-2 predicts every next "
-            "token, BERT 20% of the tokens (10% of these are left unchanged), T5 masked spans with "
-            "their sentinels. The bars show the same task for all models: every token of the "
-            "held-out text is predicted once.",
+            "The curves are losses of different objectives: GPT-2 predicts every next token, BERT "
+            "20% of the tokens (10% of these are left unchanged), T5 masked spans with their "
+            "sentinels. For the bars every token of the held-out text is predicted once.",
             "BERT and T5 predict tokens from both sides, so their scores are pseudo-likelihoods, "
             "which are not comparable with log-likelihoods.",
         ],
     )
     write(render(page), results.page)
+
+
+def loss_panel(folder: Path, score: ModelScore, color: int) -> LossPanel:
+    """Return the losses of one model in its color, held-out text dashed."""
+    name = score.model
+    panel = loss_panels(folder / name.partition("/")[0], name, y="nats per token")[0]
+    curves = [replace(curve, color=color, dashed=i > 0) for i, curve in enumerate(panel.curves)]
+    title = f"{name}, {panel.title}"
+    return replace(panel, title=title, curves=curves, with_baselines=score.comparable)

@@ -10,7 +10,7 @@ from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
 from kinfolk.reports.page import write
-from kinfolk.reports.run_page import Baseline, Report, render
+from kinfolk.reports.run_page import Baseline, LossPanel, Report, render
 from kinfolk.tasks.baselines import TITLES
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
@@ -20,6 +20,24 @@ from kinfolk.workflows.baselines import Baselines, CountableText, baselines
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.recipe import Recipe
 
+LOSS_TITLES = {
+    "clm": "each token from those before it",
+    "bptt": "each token from those before it",
+    "bilm": "each token from those before it, and from those after it",
+    "mlm": "masked tokens",
+    "full_sentences": "masked tokens",
+    "permutation": "tokens in a random order",
+    "prefix": "each token after the prefix",
+    "spans": "masked spans",
+    "blanks": "masked spans",
+    "pairs": "each token of the target",
+    "nsp": "whether a sentence follows",
+    "sop": "the order of two segments",
+    "rtd": "which tokens are replaced",
+    "label_smoothing": "what label smoothing adds",
+    "label": "labels",
+    "lm_auxiliary": "tokens of the labelled texts",
+}
 STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses")  # of every line of the log
 
 
@@ -43,7 +61,7 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
         title=recipe.name,
         subtitle="Training and held-out loss, with unigram and 3-gram baselines.",
         facts=pretraining_facts(recipe, run),
-        curves=curves(run, recipe.name),
+        panels=loss_panels(run, recipe.name, y="nats per token"),
         x="step" if recipe.model.counting_steps is None else "order",
         baselines=baseline_rows(baselines(texts)),
     )
@@ -112,8 +130,7 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
             ("initial weights", Path(recipe.init_from).name or "random"),
             *training_facts(recipe.train, run),
         ],
-        curves=curves(run, recipe.name, "dev", alternating=recipe.unlabelled is not None),
-        y="loss",
+        panels=loss_panels(run, recipe.name, "dev", alternating=recipe.unlabelled is not None),
         metrics=[Series(metric_title(n), steps, [e[n] for e in evaluations]) for n in names],
         result_columns=["best checkpoint", *(TITLES[name] for name in baselines)],
         results=[
@@ -167,6 +184,37 @@ def curves(
         losses = [e["eval_loss"] if alternating else token_loss(e, "eval_loss") for e in held_out]
         series.append(Series(f"{name}, {split}", [e["step"] for e in held_out], losses))
     return series
+
+
+def loss_panels(
+    run: Path, name: str, split: str = "held out", *, y: str = "loss", alternating: bool = False
+) -> list[LossPanel]:
+    """Return a panel for each kind of loss; the first, of tokens or labels, has the baselines."""
+    log = read(run)
+    main = curves(run, name, split, alternating=alternating)
+    parts = list(dict.fromkeys(part for entry in log for part in entry.get("losses") or ()))
+    views = [main.pop(1)] if alternating else []
+    title = loss_title(parts[0]) if parts else ""
+    panels = [LossPanel(title=title, curves=main, y=y, with_baselines=True)]
+    if alternating:
+        return [*panels, LossPanel(title="agreement of the views", curves=views, y="loss")]
+    for part in parts[1:]:
+        drawn = [(name, "losses"), (f"{name}, {split}", "eval_losses")]
+        found = [
+            (label, [e for e in log if part in (e.get(key) or {})], key) for label, key in drawn
+        ]
+        series = [
+            Series(label, [e["step"] for e in entries], [e[key][part] for e in entries])
+            for label, entries, key in found
+            if entries
+        ]
+        panels.append(LossPanel(title=loss_title(part), curves=series, y="nats"))
+    return panels
+
+
+def loss_title(part: str) -> str:
+    """Return the name of a component of the loss, and what is predicted."""
+    return f"{part}: {LOSS_TITLES[part]}" if part in LOSS_TITLES else part
 
 
 def best_metrics(run: Path) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from kinfolk.tasks.unlabelled import UnlabelledText, unlabelled_text
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetune import finetune, fit_formulations, make_recipe
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.folders import (
     RESUME,
     check_new_folder,
@@ -131,10 +132,7 @@ def finetune_in_stages(
         length=length,
         metric=metric,
     )
-    for stage in STAGES[:-1]:  # of the others, wrong settings are found when they start
-        own = recipe.settings_of(stage)
-        train_settings = [text.removeprefix("train.") for text in own if text.startswith("train.")]
-        apply_overrides(TrainConfig(), train_settings)
+    check_settings(recipe)
     with new_folder(out) as folder:
         recipe.dataset.write_rows(folder)
         write_json(recipe, folder / "recipe.json")
@@ -181,6 +179,23 @@ def check_stages(
             "folder of a model, or add the stage general with --corpus"
         )
     return model
+
+
+def check_settings(recipe: StagesRecipe) -> None:
+    """Refuse settings that a later stage would refuse, before the first one starts."""
+    for stage in STAGES[:-1]:
+        own = recipe.settings_of(stage)
+        train_settings = [text.removeprefix("train.") for text in own if text.startswith("train.")]
+        apply_overrides(TrainConfig(), train_settings)
+    start, settings = parse_initial_weights(recipe.model), recipe.settings_of("task")
+    datasets = [recipe.dataset]
+    backbone, tokenizer = start.open([recipe.dataset.splits[0]])
+    formulations = fit_formulations(
+        *(datasets, backbone, tokenizer, recipe.formulation, settings),
+        metric=recipe.metric or "",
+        length=recipe.length,
+    )
+    make_recipe(start, backbone, formulations, datasets, "", settings, None)
 
 
 def resume_stages(out: Path, progress: Progress = quiet) -> Path:

@@ -1,0 +1,191 @@
+"""Differences between entrants as sentences, with their uncertainty.
+
+An entrant is ahead of another only where the interval of their difference excludes 0.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kinfolk.metrics.comparison import Difference, Interval
+from kinfolk.metrics.metric import Metric
+from kinfolk.metrics.text import BitsPerByte
+
+BITS = "bits per byte"
+DECIMALS = {"points": 1, BITS: 3}  # of the units, in sentences
+MAX_DECIMALS = 5
+ROWS = {BITS: "held-out documents"}  # what an interval of one seed covers; else test rows
+
+
+@dataclass(frozen=True)
+class _Wording:
+    """How the numbers of one table are written."""
+
+    where: str
+    unit: str
+    scale: float
+    means: Mapping[str, float]
+    seeds: int  # planned
+
+    def numbers(self, *values: float) -> list[str]:
+        """Format numbers alike, with enough decimals to tell each from 0."""
+        scaled = [self.scale * value for value in values]
+        decimals = DECIMALS.get(self.unit, 2)
+        while decimals < MAX_DECIMALS and any(v and not round(v, decimals) for v in scaled):
+            decimals += 1
+        return [f"{round(v, decimals) + 0.0:.{decimals}f}" for v in scaled]
+
+    def lead(self, d: Difference) -> str:
+        """Return by how much the first entrant is better, with the interval."""
+        value, low, high = self.numbers(*better_by(d))
+        return f"{value} {self.unit} ({self.share(d)}95 % interval {low} to {high}"
+
+    def share(self, d: Difference) -> str:
+        """Return the difference of bits in percent of the second entrant's."""
+        if self.unit != BITS or not self.means.get(d.second):
+            return ""
+        return f"{100 * better_by(d)[0] / self.means[d.second]:.1f} %, "
+
+    def runs(self, differences: Sequence[Difference]) -> str:
+        """Return how many seeds the intervals cover."""
+        if any(d.rows_only for d in differences):
+            rows = ROWS.get(self.unit, "test rows")
+            return f"one seed: the interval covers {rows} only, not training"
+        seeds = min((d.seeds for d in differences if d.seeds), default=0)
+        if not seeds:
+            return ""
+        return f"{seeds} seeds" if seeds >= self.seeds else f"{seeds} of {self.seeds} seeds"
+
+
+def unit_of(metric: Metric) -> tuple[str, float]:
+    """Return the unit of a metric in sentences, and what its values are multiplied by."""
+    if isinstance(metric, BitsPerByte):
+        return BITS, 1.0
+    if metric.lower_is_better:
+        return metric.title or metric.name, 1.0
+    return "points", 100 / metric.maximum
+
+
+def verdict_sentences(
+    where: str,
+    unit: str,
+    intervals: Mapping[str, Interval],
+    differences: Sequence[Difference],
+    seeds: int,
+    *,
+    baselines: Collection[str] = (),
+    scale: float | None = None,
+) -> list[str]:
+    """Return what the differences of one table show, the best entrants first, baselines last.
+
+    Values are multiplied by `scale`: by default 100 where the unit is points, of a fraction.
+    """
+    factor = (100.0 if unit == "points" else 1.0) if scale is None else scale
+    means = {name: interval.value for name, interval in intervals.items()}
+    wording = _Wording(where, unit, factor, means, seeds)
+    entrants = [d for d in differences if d.first not in baselines and d.second not in baselines]
+    sentences = ahead_sentences(wording, entrants) + tie_sentences(wording, entrants)
+    for baseline in baselines:
+        sentences += baseline_sentences(
+            wording, baseline, [d for d in differences if baseline in (d.first, d.second)]
+        )
+    return sentences
+
+
+def ahead_sentences(wording: _Wording, differences: Iterable[Difference]) -> list[str]:
+    """Return one sentence for each entrant that is ahead of others."""
+    behind: dict[str, list[Difference]] = {}
+    for d in differences:
+        if d.shown:
+            behind.setdefault(d.first, []).append(d)
+    return [_ahead(wording, first, group) for first, group in behind.items()]
+
+
+def _ahead(wording: _Wording, first: str, group: Sequence[Difference]) -> str:
+    if len(group) == 1:
+        (d,) = group
+        by = f"{wording.lead(d)}{_after(wording.runs(group))})"
+        return f"{first} is ahead of {d.second} on {wording.where} by {by}"
+    parts = join_words([f"of {d.second} by {wording.lead(d)})" for d in group])
+    return f"on {wording.where}, {first} is ahead {parts}{_after(wording.runs(group))}"
+
+
+def tie_sentences(wording: _Wording, differences: Sequence[Difference]) -> list[str]:
+    """Return a sentence for each group of entrants with no difference shown between any two."""
+    ties = {frozenset((d.first, d.second)): d for d in differences if not d.shown}
+    return [_tie(wording, group, ties) for group in undecided_groups(differences)]
+
+
+def _tie(wording: _Wording, group: Sequence[str], ties: Mapping[frozenset[str], Difference]) -> str:
+    within = [d for pair, d in ties.items() if pair <= {*group}]
+    between = f"no difference shown between {join_words(group)} on {wording.where}"
+    ending = _after(wording.runs(within))
+    if len(within) == 1:
+        value, low, high = wording.numbers(*better_by(within[0]))
+        return (
+            f"{between} (difference {value} {wording.unit}, 95 % interval {low} to {high}{ending})"
+        )
+    (largest,) = wording.numbers(max(better_by(d)[0] for d in within))
+    return (
+        f"{between} (differences of at most {largest} {wording.unit}, every 95 % interval "
+        f"includes 0{ending})"
+    )
+
+
+def undecided_groups(differences: Sequence[Difference]) -> list[list[str]]:
+    """Return groups in which no two entrants differ, so that every such pair is in one of them."""
+    ranked = list(dict.fromkeys(name for d in differences for name in (d.first, d.second)))
+    left, groups = [frozenset((d.first, d.second)) for d in differences if not d.shown], []
+    undecided = {*left}
+    while left:
+        group = sorted(left[0], key=ranked.index)
+        for name in ranked:
+            if name not in group and all(frozenset((name, g)) in undecided for g in group):
+                group.append(name)
+        group.sort(key=ranked.index)
+        groups.append(group)
+        left = [pair for pair in left if not pair <= {*group}]
+    return groups
+
+
+def baseline_sentences(
+    wording: _Wording, baseline: str, differences: Sequence[Difference]
+) -> list[str]:
+    """Return which entrants a baseline is ahead of, which equal it, and which are ahead of it."""
+    sentences = ahead_sentences(wording, [d for d in differences if d.first == baseline])
+    ties = [d for d in differences if not d.shown]
+    if len(ties) > 1:
+        names = join_words([d.second if d.first == baseline else d.first for d in ties], "or")
+        sentences.append(
+            f"no difference shown between the baseline {baseline} and {names} on {wording.where} "
+            f"(every 95 % interval includes 0{_after(wording.runs(ties))})"
+        )
+    elif ties:
+        sentences += tie_sentences(wording, ties)
+    wins = [d for d in differences if d.shown and d.second == baseline]
+    if len(wins) > 1:
+        leads = sorted(better_by(d)[0] for d in wins)
+        least, most = wording.numbers(leads[0], leads[-1])
+        sentences.append(
+            f"{join_words([d.first for d in wins])} are ahead of the baseline {baseline} on "
+            f"{wording.where} by {least} to {most} {wording.unit} (every 95 % interval excludes 0"
+            f"{_after(wording.runs(wins))})"
+        )
+    else:
+        sentences += ahead_sentences(wording, wins)
+    return sentences
+
+
+def better_by(d: Difference) -> tuple[float, float, float]:
+    """Return by how much the first entrant is better, with the interval, whatever the metric."""
+    return (d.value, d.low, d.high) if d.value >= 0 else (-d.value, -d.high, -d.low)
+
+
+def join_words(words: Sequence[str], conjunction: str = "and") -> str:
+    """Return words as an enumeration: a, b and c."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
+
+
+def _after(text: str) -> str:
+    return f", {text}" if text else ""

@@ -1,0 +1,267 @@
+"""The charts of the race page: intervals, label efficiency, learning, cost and score, probes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from markupsafe import Markup
+
+from kinfolk.reports.charts import (
+    IntervalRow,
+    Point,
+    ReferenceLine,
+    Series,
+    interval_chart,
+    line_chart,
+    scatter,
+)
+from kinfolk.reports.race_tables import COSTS, Part, cost_value
+from kinfolk.reports.race_view import (
+    Entrant,
+    Json,
+    Scale,
+    ScoreRow,
+    finite,
+    label_counts,
+    label_number,
+    score_rows,
+    task_scale,
+    text_scale,
+)
+
+Entrants = Mapping[str, Entrant]
+LEARNING_AXES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
+FAR = 2  # widths of the range of all entrants
+CONTROL = " (random weights)"  # race_page.js hides it with its entrant
+TRADEOFF_COSTS = ("flops", "seconds", "tokens", "parameters", "peak_bytes", "joules")
+
+
+def interval_panel(
+    rows: Sequence[ScoreRow], lines: Sequence[ScoreRow], scale: Scale, entrants: Entrants
+) -> Markup:
+    """Draw the mean and interval of every row, best first, over the baselines."""
+    if not rows:
+        return Markup()
+    far = far_baselines([*rows, *lines])
+    drawn = [
+        IntervalRow(
+            row.name,
+            scale.factor * row.mean,
+            scale.factor * (row.mean if row.low is None else row.low),
+            scale.factor * (row.mean if row.high is None else row.high),
+            note=row.words,
+            muted=row.baseline,
+            color=entrants[row.name].color or 0,
+        )
+        for row in rows
+        if row not in far
+    ]
+    references = [ReferenceLine(r.name, scale.factor * r.mean) for r in lines if r not in far]
+    panel = interval_chart(drawn, references, x=scale.axis, digits=scale.digits)
+    return panel + far_words(far, scale)
+
+
+def far_baselines(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """Return baselines so far from all entrants that drawing them would hide the differences."""
+    entrants = [row for row in rows if not row.baseline]
+    if len(entrants) < 2:
+        return []
+    low = min(row.mean if row.low is None else row.low for row in entrants)
+    high = max(row.mean if row.high is None else row.high for row in entrants)
+    reach = FAR * (high - low)
+    return [row for row in rows if row.baseline and not low - reach <= row.mean <= high + reach]
+
+
+def far_words(far: Sequence[ScoreRow], scale: Scale) -> Markup:
+    """Say which baselines are not drawn."""
+    if not far:
+        return Markup()
+    names = ", ".join(f"{row.name} ({scale.score(row.mean)})" for row in far)
+    return Markup('<p class="hint far">Off the axis: {}.</p>\n').format(names)
+
+
+def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
+    """Draw the score of every entrant by the number of labelled rows."""
+    rows = score_rows(task["rows"], scale)
+    far = far_baselines(rows)
+    names = dict.fromkeys(row.name for row in rows if row not in far)
+    series = []
+    for name in names:
+        own = {row.labels: row for row in rows if row.name == name}
+        points = [(label_number(count, task), own[count]) for count in counts if count in own]
+        series.append(
+            Series(
+                name,
+                [x for x, _ in points],
+                [scale.factor * row.mean for _, row in points],
+                low=[
+                    scale.factor * (row.mean if row.low is None else row.low) for _, row in points
+                ],
+                high=[
+                    scale.factor * (row.mean if row.high is None else row.high) for _, row in points
+                ],
+                color=entrants[name].color or 0,
+                muted=entrants[name].color is None,
+            )
+        )
+    x = "labelled rows for training"
+    return line_chart(series, [], x=x, y=scale.axis, log_x=True, markers=True, digits=scale.digits)
+
+
+def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
+    """Return the choices of the axis, and a panel of curves for every objective."""
+    objectives: dict[str, list[Json]] = {}
+    for one in running:
+        if (one.get("curve") or {}).get("steps"):
+            objectives.setdefault(one["curve"].get("objective") or "loss", []).append(one)
+    axes = [
+        axis
+        for axis in LEARNING_AXES
+        if all(axis_values(one, axis) for found in objectives.values() for one in found)
+    ]
+    panels = []
+    for objective, found in objectives.items():
+        held_out = all(len(curve_points(one, "eval_loss")) > 1 for one in found)
+        key = "eval_loss" if held_out else "train_loss"
+        kind = "held-out loss" if held_out else "training loss"
+        parts = [
+            replace(
+                part, chart=learning_chart(found, key, part.key, f"{objective}, {kind}", entrants)
+            )
+            for part in choices(axes, LEARNING_AXES)
+        ]
+        panels.append({"title": objective, "parts": parts})
+    return {"axes": choices(axes, LEARNING_AXES), "panels": panels}
+
+
+def choices(keys: Sequence[str], labels: Mapping[str, str]) -> list[Part]:
+    """Return the choices of a switch, the first one shown."""
+    return [Part(key, labels[key], shown=key == keys[0]) for key in keys]
+
+
+def learning_chart(
+    found: Sequence[Json], key: str, axis: str, y: str, entrants: Entrants
+) -> Markup:
+    """Draw the loss of entrants with one objective against tokens, FLOPs or seconds."""
+    series = []
+    for one in found:
+        points = curve_points(one, key)
+        xs = axis_values(one, axis)
+        series.append(
+            Series(
+                one["name"],
+                [xs[index] for index, _ in points],
+                [loss for _, loss in points],
+                color=entrants[one["name"]].color or 0,
+            )
+        )
+    return line_chart(series, [], x=LEARNING_AXES[axis], y=y, smooth=False)
+
+
+def curve_points(one: Json, key: str) -> list[tuple[int, float]]:
+    """Return the points of a curve that have a loss: their index and the loss."""
+    losses = [finite(loss) for loss in one["curve"].get(key) or ()][: len(one["curve"]["steps"])]
+    return [(index, loss) for index, loss in enumerate(losses) if loss is not None]
+
+
+def axis_values(one: Json, axis: str) -> list[float]:
+    """Return where the points of a curve are on an axis; every step costs the same."""
+    curve, steps = one["curve"], finite(one.get("steps"))
+    if axis == "seconds" and curve.get("seconds"):
+        return [finite(value) or 0.0 for value in curve["seconds"]]
+    total = finite((one.get("cost") or {}).get(axis))
+    if not total or not steps:
+        return []
+    return [total * step / steps for step in curve["steps"]]
+
+
+def tradeoff(race: Json, entrants: Entrants) -> dict[str, Any]:
+    """Return a chart for every cost and every score, and the choices of both switches."""
+    running = [one for one in race.get("entrants") or () if not one.get("left_out")]
+    titles = {key: title for title, key, _, _ in COSTS}
+    costs = {
+        key: found
+        for key in TRADEOFF_COSTS
+        if len(found := {o["name"]: v for o in running if (v := finite(cost_value(o, key)))}) > 1
+    }
+    tables = {
+        f"score-{index}": table
+        for index, table in enumerate(score_tables(race))
+        if any(sum(row.name in found for row in table[2]) > 1 for found in costs.values())
+    }
+    cost_parts = choices([*costs], titles)
+    score_parts = choices([*tables], {key: table[0] for key, table in tables.items()})
+    parts = [
+        {
+            "cost": cost,
+            "score": score,
+            "chart": tradeoff_chart(costs[cost.key], cost.label, *tables[score.key][1:], entrants),
+        }
+        for cost in cost_parts
+        for score in score_parts
+    ]
+    return {"costs": cost_parts, "scores": score_parts, "parts": parts}
+
+
+def score_tables(race: Json) -> list[tuple[str, Scale, list[ScoreRow]]]:
+    """Return the title, scale and rows of likelihoods and of every task."""
+    tables = []
+    likelihood = race.get("likelihood")
+    if likelihood and likelihood.get("rows"):
+        scale = text_scale(likelihood)
+        exact = [row for row in likelihood["rows"] if row["kind"] == "likelihood"]
+        tables.append(("held-out text", scale, score_rows(exact, scale)))
+    for task in race.get("tasks") or ():
+        if task.get("rows"):
+            scale, last = task_scale(task), label_counts(task)[-1]
+            tables.append((task["name"], scale, score_rows(task["rows"], scale, last)))
+    return tables
+
+
+def tradeoff_chart(
+    costs: Mapping[str, float],
+    title: str,
+    scale: Scale,
+    rows: Sequence[ScoreRow],
+    entrants: Entrants,
+) -> Markup:
+    """Draw the score of every entrant against what it cost."""
+    points = [
+        Point(
+            row.name,
+            costs[row.name],
+            scale.factor * row.mean,
+            low=None if row.low is None else scale.factor * row.low,
+            high=None if row.high is None else scale.factor * row.high,
+            color=entrants[row.name].color or 0,
+            muted=entrants[row.name].color is None,
+        )
+        for row in rows
+        if row.name in costs
+    ]
+    return scatter(points, x=title, y=scale.axis, digits=scale.digits)
+
+
+def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
+    """Return a chart for every probed task: a line for each entrant and its random control."""
+    panels = []
+    for probe in found:
+        scale = task_scale({"maximum": 1, **probe})
+        series = [
+            Series(
+                row["entrant"] if row["pretrained"] else row["entrant"] + CONTROL,
+                list(range(len(row["layers"]))),
+                [math.nan if value is None else scale.factor * value for value in row["layers"]],
+                color=entrants[row["entrant"]].color or 0,
+                dashed=not row["pretrained"],
+            )
+            for row in probe.get("rows") or ()
+            if row.get("layers")
+        ]
+        if series:
+            drawn = line_chart(
+                series, [], x="layer", y=scale.axis, markers=True, digits=scale.digits
+            )
+            panels.append({"title": probe["task"], "chart": drawn})
+    return panels

@@ -1,0 +1,195 @@
+"""The page of a race: race.json as one self-contained HTML page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from kinfolk.reports import page, race_cards, race_charts
+from kinfolk.reports.race_tables import Cell, Part, cost_table, sample_cells, score_part
+from kinfolk.reports.race_view import (
+    Entrant,
+    Json,
+    Lead,
+    Scale,
+    ScoreRow,
+    label_counts,
+    lead,
+    pairs,
+    race_entrants,
+    score_rows,
+    task_scale,
+    text_scale,
+)
+
+TITLE = "Which family fits this text?"
+PSEUDO = "pseudo-likelihood"
+PSEUDO_TITLE = "Pseudo-likelihood: not ranked against the others"
+PSEUDO_HINT = (
+    "These entrants predict each token from the text on both sides of it. That is easier than "
+    "predicting it from the left alone, and the product of such predictions is not the probability "
+    "of the text: these numbers are not bits that would encode it, and they are not ranked against "
+    "likelihoods."
+)
+LEARNING_HINT = (
+    "Only losses of the same objective share a panel: a loss of one objective says nothing about "
+    "that of another. Lines join evaluations on held-out text where there are any, and training "
+    "losses elsewhere."
+)
+TRADEOFF_HINT = (
+    "What an entrant cost in pretraining against what it reached. Lines: the 95 % interval."
+)
+
+COST_HINT = (
+    "Of pretraining one seed. FLOPs: forward and backward passes, without the optimizer. A bar is "
+    "the share of the largest number in its column."
+)
+
+
+@dataclass(frozen=True)
+class TextSection:
+    """Bits per byte of held-out text, each kind of likelihood by itself."""
+
+    hint: str
+    parts: Sequence[Part]
+    lead: Lead | None
+
+
+@dataclass(frozen=True)
+class TaskSection:
+    """The scores of one task at every number of labels."""
+
+    id: str
+    name: str
+    hint: str
+    parts: Sequence[Part]
+    curve: Markup
+    left_out: Sequence[Json]
+    lead: Lead | None
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """Generated text of an entrant and its quality."""
+
+    entrant: str
+    cells: Sequence[Cell]
+    texts: Sequence[str]
+    reference: bool
+
+
+def render(race: Mapping[str, Any]) -> str:
+    """Return race.json (schema 1, complete or not) as an HTML page."""
+    entrants = race_entrants(race)
+    running = [one for one in race.get("entrants") or () if not one.get("left_out")]
+    text = text_section(race.get("likelihood"), entrants)
+    tasks = [
+        task_section(f"task-{index}", task, entrants)
+        for index, task in enumerate(race.get("tasks") or ())
+        if score_rows(task.get("rows") or (), task_scale(task))
+    ]
+    leads = [found.lead for found in ([text] if text else []) + tasks if found.lead]
+    cost_columns, cost_rows = cost_table(running)
+    return page.render(
+        "race_page.html",
+        title=TITLE,
+        lead=race_cards.summary(race),
+        complete=race.get("complete", True),
+        verdicts=[race_cards.emphasized(one, entrants) for one in race.get("verdicts") or ()],
+        cards=race_cards.cards(race, leads, entrants),
+        entrants=entrants,
+        text=text,
+        tasks=tasks,
+        learning={"hint": LEARNING_HINT, **race_charts.learning(running, entrants)},
+        tradeoff={"hint": TRADEOFF_HINT, **race_charts.tradeoff(race, entrants)},
+        probes=race_charts.probes(race.get("probes") or (), entrants),
+        samples=[sample_row(one) for one in race.get("samples") or ()],
+        costs={"hint": COST_HINT, "columns": cost_columns, "rows": cost_rows},
+        left_out=[one for one in race.get("entrants") or () if one.get("left_out")],
+        rules=race_cards.rules(race),
+        facts=race_cards.facts(race),
+        command=race.get("command"),
+        notes=race.get("notes") or (),
+    )
+
+
+def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> TextSection | None:
+    """Return the section of held-out text; None where nothing was scored."""
+    if not likelihood or not likelihood.get("rows"):
+        return None
+    scale, rows = text_scale(likelihood), likelihood["rows"]
+    pseudo = score_rows([row for row in rows if row["kind"] == PSEUDO], scale)
+    ranked = score_rows([row for row in rows if row["kind"] != PSEUDO], scale)
+    baselines = [row for row in ranked if row.baseline]
+    found = pairs(likelihood.get("differences") or ())
+    compared = {name for pair in found for name in (pair.first, pair.second)}
+    contest = [row for row in ranked if row.name in compared or not row.baseline]
+    rows_drawn = [row for row in ranked if not row.baseline]
+    exact = race_charts.interval_panel(rows_drawn, baselines, scale, entrants)
+    apart = race_charts.interval_panel(pseudo, [], scale, entrants)
+    parts = [
+        score_part(ranked, found, scale, chart=exact),
+        score_part(pseudo, found, scale, title=PSEUDO_TITLE, hint=PSEUDO_HINT, chart=apart),
+    ]
+    return TextSection(
+        text_hint(ranked, baselines),
+        [part for part in parts if part.rows],
+        lead("Held-out text", scale, contest, found),
+    )
+
+
+def text_hint(ranked: Sequence[ScoreRow], baselines: Sequence[ScoreRow]) -> str:
+    """Say what the numbers of held-out text are."""
+    words = "Text that no entrant was trained on: fewer bits per byte are a better model of it."
+    if ranked:
+        words += " Points: the mean over seeds. Lines: its 95 % interval."
+    if baselines:
+        names = race_cards.joined([row.name for row in baselines])
+        words += f" Dashed: {names}, counted on the same training text."
+    return words
+
+
+def task_section(id: str, task: Json, entrants: Mapping[str, Entrant]) -> TaskSection:
+    """Return the section of a task."""
+    scale = task_scale(task)
+    counts = label_counts(task)
+    parts, found = [], None
+    for count in counts:
+        rows = score_rows(task["rows"], scale, count)
+        differences = pairs(task.get("differences") or (), count)
+        shown = count == counts[-1]
+        panel = race_charts.interval_panel(rows, [], scale, entrants)
+        parts.append(
+            score_part(rows, differences, scale, key=count, label=count, shown=shown, chart=panel)
+        )
+        if shown:
+            found = lead(task["name"], scale, rows, differences)
+    curve = race_charts.label_curve(task, counts, scale, entrants) if len(counts) > 1 else Markup()
+    return TaskSection(
+        id, task["name"], task_hint(task, scale), parts, curve, task.get("left_out") or (), found
+    )
+
+
+def task_hint(task: Json, scale: Scale) -> str:
+    """Say what the task is and how many rows it has."""
+    sizes = [f"{task[part]:,} {part}" for part in ("train", "dev", "test") if task.get(part)]
+    direction = "lower" if scale.lower_is_better else "higher"
+    kind = str(task.get("kind") or "task").replace("_", " ").capitalize()
+    words = f"{kind}, scored by {scale.metric}; {direction} is better."
+    if sizes:
+        words += f" Rows: {', '.join(sizes)}."
+    labels = task.get("labels") or {}
+    if 0 < len(labels) <= 8:
+        words += (
+            " Labels: " + ", ".join(f"{name} {count:,}" for name, count in labels.items()) + "."
+        )
+    elif labels:
+        words += f" {len(labels)} labels."
+    return words + " Points: the mean over seeds. Lines: its 95 % interval. Pale: baselines."
+
+
+def sample_row(sample: Json) -> SampleRow:
+    """Return generated text and its quality."""
+    texts = [str(text) for text in sample.get("texts") or ()]
+    return SampleRow(sample["entrant"], sample_cells(sample), texts, bool(sample.get("reference")))

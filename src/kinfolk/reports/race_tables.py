@@ -1,0 +1,298 @@
+"""The tables of the race page: scores, differences of pairs, costs, generated text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from kinfolk.reports.charts import compact_number
+from kinfolk.reports.page import duration, format_number
+from kinfolk.reports.race_view import ALL, Json, Pair, Scale, ScoreRow, finite, pair_table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as it is written, the value that sorts it, and its share of the largest."""
+
+    text: str
+    value: float | str = ""
+    share: str = ""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """An entrant's row."""
+
+    name: str
+    cells: Sequence[Cell]
+    baseline: bool = False
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """The difference between an entrant and that of a column."""
+
+    name: str
+    text: str
+    state: str  # a class of the style sheet: ahead, behind, open (nothing shown), none
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """The differences between one entrant and all others."""
+
+    name: str
+    cells: Sequence[MatrixCell]
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """One difference in the list of all pairs."""
+
+    first: str
+    second: str
+    cells: Sequence[Cell]
+    words: str
+    state: str
+    shown: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one choice of a switch shows: a chart, and the tables of one set of scores."""
+
+    key: str
+    label: str
+    shown: bool = True
+    title: str = ""
+    hint: str = ""
+    chart: Markup = Markup()
+    scale: Scale | None = None
+    columns: Sequence[str] = ()
+    rows: Sequence[TableRow] = ()
+    matrix: Sequence[MatrixRow] = ()
+    pairs: Sequence[PairRow] = ()
+
+
+def score_part(
+    rows: Sequence[ScoreRow],
+    found: Sequence[Pair],
+    scale: Scale,
+    *,
+    key: str = ALL,
+    label: str = ALL,
+    shown: bool = True,
+    title: str = "",
+    hint: str = "",
+    chart: Markup = Markup(),
+) -> Part:
+    """Return the tables of one set of scores; the order of all of them is that of the rows."""
+    columns, cells = score_columns(rows, scale)
+    ranked = [row.name for row in rows]
+    known = [pair for pair in found if pair.first in ranked and pair.second in ranked]
+    compared = {name for pair in known for name in (pair.first, pair.second)}
+    names = [name for name in ranked if name in compared]
+    return Part(
+        key,
+        label,
+        shown,
+        title,
+        hint,
+        chart,
+        scale,
+        columns,
+        [TableRow(row.name, line, row.baseline) for row, line in zip(rows, cells, strict=True)],
+        matrix(names, known, scale),
+        pair_rows(known, names, scale),
+    )
+
+
+def score_columns(rows: Sequence[ScoreRow], scale: Scale) -> tuple[list[str], list[list[Cell]]]:
+    """Return the columns of a table of scores, without those that would be empty."""
+    many = any(len(row.seeds) > 1 for row in rows)
+    columns = {
+        scale.metric: [Cell(scale.score(row.mean), row.mean) for row in rows],
+        "95 % interval": [Cell(interval(row.low, row.high, scale), width(row)) for row in rows],
+        "spread over seeds": [Cell(scale.score(row.spread), number(row.spread)) for row in rows],
+        "each seed": [Cell(each_seed(row, scale), number(row.mean)) for row in rows],
+        "fine-tuning": [
+            Cell("–" if row.seconds is None else duration(row.seconds), number(row.seconds))
+            for row in rows
+        ],
+        "scored by": [Cell(row.words, row.words) for row in rows],
+    }
+    if not any(row.words for row in rows):
+        del columns["scored by"]
+    if not many:
+        del columns["spread over seeds"], columns["each seed"]
+    if all(row.seconds is None for row in rows):
+        del columns["fine-tuning"]
+    return list(columns), [list(line) for line in zip(*columns.values(), strict=True)]
+
+
+def interval(low: float | None, high: float | None, scale: Scale) -> str:
+    """Write an interval; a dash where there is none."""
+    if low is None or high is None:
+        return "–"
+    return f"{scale.score(low)} to {scale.score(high)}"
+
+
+def width(row: ScoreRow) -> float | str:
+    """Return what sorts an interval: its width."""
+    return "" if row.low is None or row.high is None else row.high - row.low
+
+
+def number(value: float | None) -> float | str:
+    """Return what sorts a cell; nothing where it is empty."""
+    return "" if value is None else value
+
+
+def each_seed(row: ScoreRow, scale: Scale) -> str:
+    """Write the score of every seed."""
+    return " · ".join(scale.score(finite(value)) for value in row.seeds)
+
+
+def matrix(names: Sequence[str], found: Sequence[Pair], scale: Scale) -> list[MatrixRow]:
+    """Return the difference of every entrant from every other."""
+    table = pair_table(found)
+    return [
+        MatrixRow(
+            name, [matrix_cell(name, other, table.get((name, other)), scale) for other in names]
+        )
+        for name in names
+    ]
+
+
+def matrix_cell(name: str, other: str, pair: Pair | None, scale: Scale) -> MatrixCell:
+    """Return one cell, colored only where a difference was shown."""
+    if pair is None:
+        return MatrixCell(other, "", "none")
+    state = pair_state(pair, scale)
+    mark = {"ahead": "▲ ", "behind": "▼ "}.get(state, "")
+    title = f"{name} less {other}: {words(pair, scale)}"
+    return MatrixCell(other, mark + scale.difference(pair.value), state, title)
+
+
+def pair_state(pair: Pair, scale: Scale) -> str:
+    """Return the class of a difference."""
+    if not pair.shown:
+        return "open"
+    return "ahead" if scale.better(pair.value) else "behind"
+
+
+def words(pair: Pair, scale: Scale) -> str:
+    """Write a difference with its interval."""
+    low, high = scale.difference(pair.low), scale.difference(pair.high)
+    text = f"{scale.difference(pair.value)} {scale.unit} (95 % interval {low} to {high})"
+    return text if pair.shown else f"{text}, no difference shown"
+
+
+def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list[PairRow]:
+    """Return all pairs, the better ranked entrant first, in the order of the ranks."""
+    rank = {name: index for index, name in enumerate(names)}
+    turned = [pair if rank[pair.first] < rank[pair.second] else pair.reverse for pair in found]
+    turned.sort(key=lambda pair: (rank[pair.first], rank[pair.second]))
+    return [
+        PairRow(
+            pair.first,
+            pair.second,
+            [
+                Cell(scale.difference(pair.value), abs(pair.value)),
+                Cell(
+                    f"{scale.difference(pair.low)} to {scale.difference(pair.high)}",
+                    pair.high - pair.low,
+                ),
+                Cell(probability(pair.p), number(pair.p)),
+            ],
+            {"ahead": "ahead", "behind": "behind"}.get(state, "no difference shown"),
+            state,
+            pair.shown,
+        )
+        for pair in turned
+        for state in [pair_state(pair, scale)]
+    ]
+
+
+def probability(p: float | None) -> str:
+    """Write a p value; a small one as a bound."""
+    if p is None:
+        return "–"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
+    """Return what every entrant cost, without columns that are empty."""
+    columns: dict[str, list[Cell]] = {}
+    for title, key, write, has_bar in COSTS:
+        values = [finite(cost_value(entrant, key)) for entrant in entrants]
+        largest = max((value for value in values if value is not None), default=0)
+        if any(value is not None for value in values):
+            columns[title] = [
+                Cell(
+                    "–" if value is None else write(value),
+                    number(value),
+                    f"{value / largest:.3f}" if has_bar and value and largest else "",
+                )
+                for value in values
+            ]
+    objectives = [Cell(one.get("objective") or "–", one.get("objective") or "") for one in entrants]
+    if any(one.get("objective") for one in entrants):
+        columns = {"objective": objectives, **columns}
+    lines = zip(*columns.values(), strict=True) if columns else iter(())
+    named = zip(entrants, lines, strict=False)
+    rows = [TableRow(one["name"], line, bool(one.get("baseline"))) for one, line in named]
+    return list(columns), rows
+
+
+def cost_value(entrant: Json, key: str) -> object:
+    """Return a cost of an entrant, or None."""
+    return entrant.get(key, (entrant.get("cost") or {}).get(key))
+
+
+def byte_count(value: float) -> str:
+    """Write 612000000 as 612 MB."""
+    for power, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= power:
+            return f"{value / power:.3g} {unit}"
+    return f"{value:.0f} bytes"
+
+
+def energy(joules: float) -> str:
+    """Write joules as J, kJ or MJ."""
+    for power, unit in ((1e6, "MJ"), (1e3, "kJ")):
+        if joules >= power:
+            return f"{joules / power:.3g} {unit}"
+    return f"{joules:.3g} J"
+
+
+def short(value: float) -> str:
+    """Write a large number with three digits."""
+    return compact_number(float(f"{value:.3g}"))
+
+
+# The columns of costs: title, key, format, whether a bar shows the share of the largest.
+COSTS = (
+    ("parameters", "parameters", short, True),
+    ("learning rate", "lr", lambda value: f"{value:.3g}", False),
+    ("steps", "steps", lambda value: f"{value:,.0f}", False),
+    ("tokens", "tokens", short, True),
+    ("FLOPs", "flops", short, True),
+    ("time", "seconds", duration, True),
+    ("tokens/s", "tokens_per_second", short, True),
+    ("peak memory", "peak_bytes", byte_count, True),
+    ("energy", "joules", energy, True),
+)
+
+
+def sample_cells(sample: Json) -> list[Cell]:
+    """Return the quality of generated text."""
+    digits = (
+        ("distinct_1", 3),
+        ("distinct_2", 3),
+        ("repetition", 3),
+        ("loops", 3),
+        ("ngram_perplexity", 1),
+    )
+    values = [(finite(sample.get(key)), places) for key, places in digits]
+    return [Cell(format_number(value, places), number(value)) for value, places in values]

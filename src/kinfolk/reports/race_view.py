@@ -1,0 +1,221 @@
+"""Scores of a race as its page shows them: ranked rows, who leads, differences of pairs.
+
+Whether one entrant is ahead of another is decided in race.json (`shown`); nothing is decided here.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kinfolk.reports.charts import NUM_COLORS
+from kinfolk.reports.page import format_number
+
+ALL = "all"
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A name on the page: an entrant in its color, or a baseline in none."""
+
+    name: str
+    id: str
+    color: int | None
+
+    @property
+    def style(self) -> str:
+        return "baseline" if self.color is None else f"c{self.color}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the scores of one table are written."""
+
+    metric: str
+    unit: str
+    factor: float = 1  # fractions are written as points
+    digits: int = 1
+    lower_is_better: bool = False
+
+    def score(self, value: float | None) -> str:
+        return format_number(None if value is None else self.factor * value, self.digits)
+
+    def difference(self, value: float) -> str:
+        """Write a difference with its sign; one that rounds to zero has none."""
+        text = self.score(abs(value))
+        if not text.strip("0."):
+            return text
+        return f"{'+' if value > 0 else '−'}{text}"
+
+    def better(self, value: float) -> bool:
+        """Whether a difference is in favor of the first of a pair."""
+        return value < 0 if self.lower_is_better else value > 0
+
+    @property
+    def axis(self) -> str:
+        direction = "lower" if self.lower_is_better else "higher"
+        unit = self.unit if self.unit == self.metric else f"{self.metric}, {self.unit}"
+        return f"{unit} ({direction} is better)"
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """The score of an entrant in one table; ends of the interval may be missing."""
+
+    name: str
+    mean: float
+    low: float | None
+    high: float | None
+    spread: float | None
+    seeds: tuple[float, ...]
+    labels: str = ALL
+    words: str = ""
+    seconds: float | None = None
+    baseline: bool = False
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The difference between two entrants, first minus second."""
+
+    first: str
+    second: str
+    value: float
+    low: float
+    high: float
+    p: float | None
+    shown: bool
+    labels: str = ALL
+
+    @property
+    def reverse(self) -> "Pair":
+        """The same difference, seen from the second entrant."""
+        first, second = self.second, self.first
+        return Pair(
+            first, second, -self.value, -self.high, -self.low, self.p, self.shown, self.labels
+        )
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The best entrants of one table: one, or several between which no difference was shown."""
+
+    title: str
+    scale: Scale
+    best: ScoreRow
+    equals: tuple[str, ...]  # no difference from the best was shown
+    behind: tuple[str, ...]  # shown to be behind the best
+    compared: bool  # false until the differences of a partial race are there
+
+
+def race_entrants(race: Json) -> dict[str, Entrant]:
+    """Return everything that was scored, by name: first the entrants, then the baselines."""
+    listed = [one for one in race.get("entrants") or () if not one.get("left_out")]
+    running = dict.fromkeys(one["name"] for one in listed if not one.get("baseline"))
+    tables = [race.get("likelihood") or {}, *(race.get("tasks") or ()), *(race.get("probes") or ())]
+    scored = [row["entrant"] for table in tables for row in table.get("rows") or ()]
+    others = dict.fromkeys([*(one["name"] for one in listed), *scored])
+    names = [*running, *(name for name in others if name not in running)]
+    return {
+        name: Entrant(name, f"e{index}", index % NUM_COLORS if name in running else None)
+        for index, name in enumerate(names)
+    }
+
+
+def task_scale(task: Json) -> Scale:
+    """Return how the scores of a task are written."""
+    lower, maximum = bool(task.get("lower_is_better")), finite(task.get("maximum"))
+    if lower or not maximum:
+        unit = task.get("unit") or task["metric"]
+        return Scale(task["metric"], unit, digits=3, lower_is_better=lower)
+    return Scale(task["metric"], task.get("unit") or "points", 100 / maximum)
+
+
+def text_scale(likelihood: Json) -> Scale:
+    """Return how bits per byte are written."""
+    return Scale(likelihood["unit"], likelihood["unit"], digits=3, lower_is_better=True)
+
+
+def score_rows(rows: Sequence[Json], scale: Scale, labels: str | None = None) -> list[ScoreRow]:
+    """Return rows that have a score, those of one number of labels, best first."""
+    found = [
+        ScoreRow(
+            name=row["entrant"],
+            mean=row["mean"],
+            low=finite(row.get("low")),
+            high=finite(row.get("high")),
+            spread=finite(row.get("spread")),
+            seeds=tuple(row.get("seeds") or ()),
+            labels=str(row.get("labels", ALL)),
+            words=row.get("words", ""),
+            seconds=finite(row.get("seconds")),
+            baseline=bool(row.get("baseline")) or row.get("kind") == "baseline",
+        )
+        for row in rows
+        if finite(row.get("mean")) is not None
+        and (labels is None or str(row.get("labels", ALL)) == labels)
+    ]
+    return sorted(found, key=lambda row: row.mean if scale.lower_is_better else -row.mean)
+
+
+def pairs(differences: Sequence[Json], labels: str | None = None) -> list[Pair]:
+    """Return the differences of one number of labels."""
+    return [
+        Pair(
+            first=one["first"],
+            second=one["second"],
+            value=one["value"],
+            low=one["low"],
+            high=one["high"],
+            p=finite(one.get("p")),
+            shown=bool(one["shown"]),
+            labels=str(one.get("labels", ALL)),
+        )
+        for one in differences
+        if finite(one.get("value")) is not None
+        and (labels is None or str(one.get("labels", ALL)) == labels)
+    ]
+
+
+def pair_table(found: Sequence[Pair]) -> dict[tuple[str, str], Pair]:
+    """Return each difference by its two names, in both orders."""
+    table = {(pair.first, pair.second): pair for pair in found}
+    return {(pair.second, pair.first): pair.reverse for pair in found} | table
+
+
+def lead(title: str, scale: Scale, rows: Sequence[ScoreRow], found: Sequence[Pair]) -> Lead | None:
+    """Return who leads a table; None where fewer than two were scored."""
+    if len(rows) < 2:
+        return None
+    best, *others = rows
+    table = pair_table(found)
+    behind = [
+        row.name
+        for row in others
+        if (pair := table.get((best.name, row.name))) is not None
+        and pair.shown
+        and scale.better(pair.value)
+    ]
+    equals = [row.name for row in others if row.name not in behind]
+    return Lead(title, scale, best, tuple(equals), tuple(behind), bool(found))
+
+
+def label_counts(task: Json) -> list[str]:
+    """Return the numbers of labels of a task in increasing order, all rows last."""
+    found = dict.fromkeys(str(row.get("labels", ALL)) for row in task["rows"])
+    return sorted(found, key=lambda text: label_number(text, task))
+
+
+def label_number(text: str, task: Json) -> float:
+    """Return how many labels a column stands for."""
+    if text.isdigit():
+        return int(text)
+    return float(task.get("train") or math.inf)
+
+
+def finite(value: Any) -> float | None:
+    """Return a number that can be written or drawn, or None."""
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return float(value)
+    return None

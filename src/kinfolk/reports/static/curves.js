@@ -1,0 +1,195 @@
+// Charts on two axes of numbers: curves with reference lines, and named points.
+"use strict";
+window.kinfolk.builders = (() => {
+  const { FONT, textWidth, compact, fixed, scale, range, percentile, axis } = window.kinfolk.axes;
+  const BANDS = 4; // curves up to which each shows its interval; more would cover each other
+  const FEW = 8; // values of x up to which each has its tick
+  const MARKED = 40; // points up to which each has a mark
+
+  const inside = (value, bounds) => !bounds || (value >= bounds[0] && value <= bounds[1]);
+  const visible = (entries, state) => entries.filter((entry) => !state.hidden.has(entry.name));
+  const halo = (ink) => ({ textBorderColor: ink.paper, textBorderWidth: 4, stroke: ink.paper, lineWidth: 4 });
+
+  const grid = (xScale, yScale) => {
+    const labels = yScale.ticks.map((tick) => textWidth(compact(tick), 12));
+    const last = textWidth(compact(xScale.ticks.at(-1) ?? 0), 12);
+    return { left: Math.max(20, ...labels) + 12, right: Math.max(8, last / 2 + 4), top: 10, bottom: 46, outerBoundsMode: "none" };
+  };
+
+  // A dashed line across the chart, its name at an end where no point is near.
+  const referenceLine = (line, x, y, ink, points) => ({
+    type: "custom",
+    name: line.name,
+    silent: true,
+    z: 4,
+    data: [[x.to(x.low), y.to(line.value)]],
+    renderItem: (params, api) => {
+      const level = api.coord([x.to(x.low), y.to(line.value)])[1];
+      const { x: left, width: wide } = params.coordSys;
+      const right = left + wide;
+      const rule = { type: "line", shape: { x1: left, x2: right, y1: level, y2: level }, style: { stroke: ink.ink, opacity: 0.65, lineWidth: 1.4, lineDash: [6, 4] } };
+      const label = textWidth(line.name, 12) + 8;
+      const pixels = points.map((point) => api.coord([x.to(point[0]), y.to(point[1])]));
+      const free = (start) => start >= left && start + label <= right && !pixels.some(([a, b]) => a > start - 4 && a < start + label && b > level - 22 && b < level + 4);
+      const start = [right - label, left + 4, (left + right - label) / 2].find(free);
+      if (start === undefined) return rule; // the legend has the name
+      return { type: "group", children: [rule, { type: "text", style: { text: line.name, x: start + 4, y: level - 5, verticalAlign: "bottom", font: `12px ${FONT}`, fill: ink.soft, ...halo(ink) } }] };
+    },
+  });
+
+  const drawnLines = (lines, x, y, ink, points) =>
+    lines.filter((line) => line.value >= y.low && line.value <= y.high && (y.to !== Math.log10 || line.value > 0)).map((line) => referenceLine(line, x, y, ink, points));
+
+  const nearest = (points, x) => {
+    let best = null;
+    for (const point of points) if (!best || Math.abs(point[0] - x) < Math.abs(best[0] - x)) best = point;
+    return best;
+  };
+
+  const valueAt = (series, x, digits) => {
+    const [at, value] = nearest(series.points, x);
+    const bounds = series.band.find(([place, low, high]) => place === at && low !== null && high !== null);
+    return fixed(value, digits) + (bounds ? ` (${fixed(bounds[1], digits)} to ${fixed(bounds[2], digits)})` : "");
+  };
+
+  const lineScales = (spec, state, width) => {
+    const shown = visible(spec.series, state);
+    const xs = shown.flatMap((series) => series.points.map((point) => point[0]));
+    const x = scale(...(state.window?.x || range(xs, state.logX, 0)), state.logX, Math.max(3, Math.min(8, width / 90)));
+    const places = [...new Set(xs)].filter((value) => value >= x.low && value <= x.high);
+    if (state.logX && places.length <= FEW) x.ticks = places; // 16, 64, 256 labels
+    if (xs.every(Number.isInteger)) x.ticks = x.ticks.filter(Number.isInteger); // layers, steps
+    const heights = state.window?.x ? [] : visible(spec.lines, state).map((line) => line.value);
+    for (const series of shown) {
+      const soft = series.points.filter((point) => inside(point[0], state.window?.x)).map((point) => point[1]);
+      const raw = series.raw.filter((point) => inside(point[0], state.window?.x)).map((point) => point[1]).sort((a, b) => a - b);
+      const bounds = series.band.filter((each) => inside(each[0], state.window?.x)).flatMap((each) => each.slice(1));
+      heights.push(...soft, ...bounds.filter((bound) => bound !== null));
+      if (raw.length) heights.push(percentile(raw, 0.01), percentile(raw, 0.99)); // single spikes would flatten the rest
+    }
+    const y = scale(...(state.window?.y || range(heights, state.logY, 0.06)), state.logY, 5);
+    return { x, y, shown };
+  };
+
+  const vivid = (entry, state) => (!state.focus || state.focus === entry.name ? 1 : 0.2);
+  const shade = (entry, ink) => (entry.muted ? ink.soft : ink.colors[entry.color]);
+
+  // The interval around a curve.
+  const band = (series, { x, y }, ink) => {
+    const known = series.band.filter(([, low, high]) => low !== null && high !== null && (y.to !== Math.log10 || low > 0));
+    if (known.length < 2) return [];
+    const renderItem = (params, api) => {
+      const upper = known.map(([at, , high]) => api.coord([x.to(at), y.to(high)]));
+      const lower = known.map(([at, low]) => api.coord([x.to(at), y.to(low)]));
+      return { type: "polygon", shape: { points: [...upper, ...lower.reverse()] }, style: { fill: shade(series, ink), opacity: 0.13 } };
+    };
+    return [{ type: "custom", silent: true, clip: true, z: 1, data: [[x.to(x.low), y.to(y.low)]], renderItem }];
+  };
+
+  const curve = (series, points, style, scales, ink) => ({
+    type: "line",
+    name: series.name,
+    data: points.map(([a, b]) => [scales.x.to(a), scales.y.to(b)]),
+    symbol: "circle",
+    clip: true,
+    lineStyle: { color: shade(series, ink), cap: "round", join: "round", type: series.dashed || series.muted ? [7, 4] : "solid", ...style },
+    itemStyle: { color: shade(series, ink) },
+    emphasis: { disabled: true },
+  });
+
+  const line = {
+    zooms: true,
+    names: (spec) => [...spec.series, ...spec.lines].map((entry) => entry.name),
+    positive: (spec, key) => spec.series.some((series) => series.points.length > 1) && spec.series.every((series) => series.points.every((point) => point[key === "logX" ? 0 : 1] > 0)),
+    build(spec, state, width, ink) {
+      const { x, y, shown } = lineScales(spec, state, width);
+      const series = shown.flatMap((each) => [
+        ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 * vivid(each, state) }, { x, y }, ink), showSymbol: false, silent: true, z: 2 }] : []),
+        { ...curve(each, each.points, { width: 2.2, opacity: vivid(each, state) }, { x, y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
+      ]);
+      return {
+        height: width < 520 ? 260 : 340,
+        scales: { x, y },
+        soft: ink.soft,
+        option: {
+          grid: grid(x, y),
+          xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, splitLine: { show: false }, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
+          yAxis: axis(y, ink),
+          series: [...shown.filter((each) => (state.focus ? each.name === state.focus : shown.length <= BANDS)).flatMap((each) => band(each, { x, y }, ink)), ...series, ...drawnLines(visible(spec.lines, state), x, y, ink, shown.flatMap((each) => each.points))],
+        },
+        tip: (at) => ({
+          title: `${spec.x} ${fixed(Math.round(nearest(shown.flatMap((each) => each.points), x.from(at))[0] * 1e4) / 1e4, 0)}`,
+          rows: [
+            ...shown.filter((each) => each.points.length).map((each) => ({ name: each.name, color: shade(each, ink), value: valueAt(each, x.from(at), spec.digits) })),
+            ...visible(spec.lines, state).map((each) => ({ name: each.name, value: fixed(each.value, spec.digits) })),
+          ],
+        }),
+        keys: [
+          ...spec.series.map((each) => ({ ...each, value: each.points.length ? fixed(each.points.at(-1)[1], spec.digits) : "no data" })),
+          ...spec.lines.map((each) => ({ ...each, line: true, dashed: true, value: fixed(each.value, spec.digits) })),
+        ],
+      };
+    },
+  };
+
+  const scatter = {
+    zooms: true,
+    names: (spec) => [...spec.points, ...spec.lines].map((entry) => entry.name),
+    positive: (spec, key) => spec.points.length > 1 && spec.points.every((point) => point[key === "logX" ? "x" : "y"] > 0),
+    build(spec, state, width, ink) {
+      const shown = visible(spec.points, state);
+      const ys = [...shown.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]), ...visible(spec.lines, state).map((each) => each.value)];
+      const x = scale(...(state.window?.x || range(shown.map((point) => point.x), state.logX, 0.12)), state.logX, Math.max(3, Math.min(8, width / 90)));
+      const y = scale(...(state.window?.y || range(ys, state.logY, 0.1)), state.logY, 5);
+      const middle = (x.to(x.low) + x.to(x.high)) / 2;
+      const at = (point, height) => [x.to(point.x), y.to(height)];
+      const whiskers = shown.filter((point) => point.low !== null && point.high !== null);
+      return {
+        height: width < 520 ? 320 : 380,
+        scales: { x, y },
+        option: {
+          grid: grid(x, y),
+          xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
+          yAxis: axis(y, ink),
+          series: [
+            {
+              type: "custom",
+              silent: true,
+              z: 2,
+              clip: true,
+              data: whiskers.map((point) => at(point, point.y)),
+              renderItem: (params, api) => {
+                const point = whiskers[params.dataIndex];
+                const [across, low] = api.coord(at(point, point.low));
+                const high = api.coord(at(point, point.high))[1];
+                return { type: "line", shape: { x1: across, x2: across, y1: low, y2: high }, style: { stroke: shade(point, ink), lineWidth: 2, opacity: point.muted ? 0.35 : 0.6 } };
+              },
+            },
+            {
+              type: "scatter",
+              z: 3,
+              symbolSize: 12,
+              data: shown.map((point) => ({
+                value: at(point, point.y),
+                itemStyle: { color: point.muted ? ink.paper : ink.colors[point.color], borderColor: shade(point, ink), borderWidth: 2 },
+                label: { show: true, formatter: point.name, position: x.to(point.x) > middle ? "left" : "right", color: ink.ink, fontSize: 12, width: width * 0.4, overflow: "truncate", textBorderColor: ink.paper, textBorderWidth: 3 },
+              })),
+              labelLayout: { moveOverlap: "shiftY" },
+            },
+            ...drawnLines(visible(spec.lines, state), x, y, ink, shown.map((point) => [point.x, point.y])),
+          ],
+        },
+        itemTip: ({ dataIndex }) => {
+          const point = shown[dataIndex];
+          const rows = [{ name: spec.x, value: compact(point.x) }, { name: spec.y, value: fixed(point.y, spec.digits) }];
+          if (point.low !== null && point.high !== null) rows.push({ name: "95 % interval", value: `${fixed(point.low, spec.digits)} to ${fixed(point.high, spec.digits)}` });
+          if (point.note) rows.push({ name: point.note, value: "" });
+          return { title: point.name, rows };
+        },
+        keys: [...spec.points, ...spec.lines.map((each) => ({ ...each, line: true, dashed: true, value: fixed(each.value, spec.digits) }))],
+      };
+    },
+  };
+
+  return { line, scatter };
+})();

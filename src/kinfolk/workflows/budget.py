@@ -1,0 +1,329 @@
+"""Equal budgets of pretraining runs: what a step of each costs, and how many steps it may do.
+
+A step costs input tokens, FLOPs and seconds. All three are measured on the real batches of a run.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import math
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from kinfolk.batch import Batch
+from kinfolk.errors import UserError
+from kinfolk.nn.language_model import has_static_shapes
+from kinfolk.training.capture import batch_key
+from kinfolk.training.flops import FlopCounter
+from kinfolk.training.log import MetricsLog
+from kinfolk.training.loop import TrainLoop
+from kinfolk.training.run import optimizer_step, select_device
+from kinfolk.training.step import input_tokens
+from kinfolk.workflows.pretrain import PretrainWorkload
+from kinfolk.workflows.recipe import Recipe
+
+Kind = Literal["minutes", "flops", "tokens"]
+
+TOLERANCE = 0.02  # largest difference between two runs, as a share of the budget
+MIN_STEPS = round(1 / TOLERANCE)  # rounding to whole steps is half a step up, and half a step down
+
+READ_STEPS = 256  # steps whose tokens are counted, where an epoch has more
+COUNTED_SHAPES = 4  # the most common shapes of a micro-batch, whose FLOPs are counted
+BATCHES_OF_SHAPE = 2  # micro-batches counted of a single shape, where FLOPs depend on the texts
+
+WARMUP_STEPS = 3  # before a step is timed: the first compiles
+ROUNDS = 7
+ROUND_SECONDS = 0.25  # of one run in a round
+MAX_ROUND_STEPS = 100
+FAR = 10**9  # steps that no measurement reaches
+CUDA_LOG_EVERY = 10  # steps between reads of the device in training/run.py
+
+HOW: dict[Kind, str] = {
+    "tokens": (
+        "Every run reads as many input tokens: those of the encoder and of the decoder, without "
+        "padding, repeated ones included. Steps are the budget divided by the mean tokens of a "
+        "step, over real batches."
+    ),
+    "flops": (
+        "Every run does as many FLOPs in its forward and backward passes. They are counted by "
+        "torch's flop counter on real batches of the run, uncompiled: products of matrices, "
+        "convolutions, attention and LSTM layers, two for a multiplication and an addition. The "
+        "count has ELECTRA's generator, both streams of XLNet, encoder and decoder, the memory of "
+        "Transformer-XL and the output layer. Attention counts all pairs of tokens of a row, "
+        "masked ones too, and no score twice. Element-wise operations, the optimizer and "
+        "evaluations are not counted."
+    ),
+    "minutes": (
+        "Every run trains as many seconds. The seconds of a step, from reading its batch to the "
+        "update of the weights, were measured on this machine before the runs: all runs in turn, "
+        f"in {ROUNDS} rounds, the median of each. The steps follow from them and stay the same "
+        "where a run is resumed. Starting, compiling, evaluations and checkpoints are not in the "
+        "budget."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each run may spend on its steps."""
+
+    kind: Kind
+    amount: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.amount < math.inf:
+            raise UserError(f"--{self.kind} must be greater than 0 (got {self.amount:g})")
+
+    @property
+    def words(self) -> str:
+        """The budget in words: `3 minutes each`."""
+        if self.kind == "minutes":
+            return f"{self.amount:g} {'minute' if self.amount == 1 else 'minutes'} each"
+        if self.kind == "flops":
+            return f"{self.amount:.3g} FLOPs each"
+        return f"{self.amount:,.0f} tokens each"
+
+    @property
+    def per_run(self) -> float:
+        """The amount in the unit of a cost: seconds, FLOPs or tokens."""
+        return self.amount * 60 if self.kind == "minutes" else self.amount
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step costs on average."""
+
+    tokens: float  # input tokens, those of the encoder too, without padding
+    flops: float  # of forward and backward
+    seconds: float  # with reading the batch and the update; 0 where it was not measured
+
+    def of(self, kind: Kind) -> float:
+        """Return the cost that a budget of this kind limits."""
+        return self.seconds if kind == "minutes" else self.flops if kind == "flops" else self.tokens
+
+
+def describe(budget: Budget) -> str:
+    """Return how a budget is counted, in sentences."""
+    return HOW[budget.kind]
+
+
+def budget_steps(budget: Budget, costs: Mapping[str, Cost]) -> dict[str, int]:
+    """Return the steps of each run: two runs differ by at most 2 % of the budget.
+
+    Whole steps do so from 50 steps on; a smaller budget is refused, with the smallest that works.
+    """
+    steps = {name: round(budget.per_run / cost.of(budget.kind)) for name, cost in costs.items()}
+    smallest = smallest_budget(budget.kind, costs)
+    if budget.amount < smallest.amount:
+        name = min(steps, key=lambda name: steps[name])
+        raise UserError(
+            f"--{budget.kind} {format_amount(budget)} is enough for {steps[name]} steps of {name}, "
+            f"and budgets that are equal within {TOLERANCE:.0%} need {MIN_STEPS}: use "
+            f"--{budget.kind} {format_amount(smallest)} or more"
+        )
+    return steps
+
+
+def smallest_budget(kind: Kind, costs: Mapping[str, Cost]) -> Budget:
+    """Return the smallest budget that `budget_steps` accepts, rounded up to three digits."""
+    unit = 60 if kind == "minutes" else 1
+    amount = MIN_STEPS * max(cost.of(kind) for cost in costs.values()) / unit
+    assert amount > 0, f"{kind} were not measured"
+    digits = 2 - math.floor(math.log10(amount))
+    return Budget(kind, float(f"{math.ceil(amount * 10.0**digits) / 10.0**digits:.3g}"))
+
+
+def budget_spread(budget: Budget, costs: Mapping[str, Cost], steps: Mapping[str, int]) -> float:
+    """Return the difference between the dearest and the cheapest run, as a share of the budget."""
+    spent = [steps[name] * cost.of(budget.kind) for name, cost in costs.items()]
+    return (max(spent) - min(spent)) / budget.per_run
+
+
+def format_amount(budget: Budget) -> str:
+    """Return the amount as an option accepts it."""
+    return f"{budget.amount:.0f}" if budget.kind == "tokens" else f"{budget.amount:g}"
+
+
+def measure_costs(recipes: Mapping[str, Recipe], *, seconds: bool) -> dict[str, Cost]:
+    """Measure what a step of each recipe costs, on the device of the recipe.
+
+    Models that count are left out: they read the text once and have no steps to spend. Seconds
+    hold for this process: for its number of threads, and for what else the machine does.
+    """
+    trained = {name: r for name, r in recipes.items() if r.model.counting_steps is None}
+    costs = {name: count_step(recipe) for name, recipe in trained.items()}
+    if seconds:
+        timed = time_steps(trained)
+        costs = {n: dataclasses.replace(cost, seconds=timed[n]) for n, cost in costs.items()}
+    return costs
+
+
+def count_step(recipe: Recipe) -> Cost:
+    """Count the input tokens and the FLOPs of a step, on real batches of the recipe."""
+    # Uncompiled, because compiled kernels cannot be counted.
+    train = dataclasses.replace(recipe.train, compile="no", cuda_graph="no")
+    work = PretrainWorkload(dataclasses.replace(recipe, train=train))
+    parts, batches = train.gradient_accumulation, work.batches
+    steps = min(READ_STEPS, -(-len(batches) // parts))
+    read = [BatchSize.of(batches[number]) for number in range(parts * steps)]
+    try:
+        flops = flops_per_position(work, read)
+    except torch.OutOfMemoryError:  # a compiled step needs less memory
+        work.model.cpu()
+        flops = flops_per_position(work, read)
+    tokens = statistics.fmean(size.tokens for size in read)
+    return Cost(parts * tokens, parts * flops * statistics.fmean(s.positions for s in read), 0.0)
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """What the cost of a micro-batch depends on."""
+
+    tokens: int  # without padding
+    positions: int  # with padding; of the encoder too
+    shape: Hashable  # of all tensors
+
+    @classmethod
+    def of(cls, batch: Batch[Any]) -> "BatchSize":
+        """Return the size of a micro-batch."""
+        positions, inputs = batch.inputs.input_ids.numel(), batch.inputs.encoder_inputs
+        if inputs is not None:
+            positions += inputs.input_ids.numel()
+        return cls(int(input_tokens(batch.inputs)), positions, batch_key(batch))
+
+
+def flops_per_position(work: PretrainWorkload, read: Sequence[BatchSize]) -> float:
+    """Return the mean FLOPs of forward and backward for a position of the batches.
+
+    Batches of one shape have equal FLOPs, except in networks whose inner shapes depend on the
+    texts. The most common shapes are counted, weighted by how often they occur.
+    """
+    common = Counter(size.shape for size in read).most_common(COUNTED_SHAPES)
+    each = 1 if has_static_shapes(work.model) or len(common) > 1 else BATCHES_OF_SHAPE
+    flops = positions = 0.0
+    for shape, occurrences in common:
+        numbers = [n for n, size in enumerate(read) if size.shape == shape][:each]
+        counted = statistics.fmean(batch_flops(work, work.batches[n]) for n in numbers)
+        flops += occurrences * counted
+        positions += occurrences * read[numbers[0]].positions
+    return flops / positions
+
+
+def batch_flops(work: PretrainWorkload, batch: Batch[Any]) -> int:
+    """Count the FLOPs of forward and backward on a micro-batch."""
+    device = next(work.model.parameters()).device
+    step = optimizer_step(work, device, bfloat16=uses_bfloat16(work, device))
+    if work.memory is not None:
+        batch = batch.with_memory(work.memory[0])
+    work.model.train()
+    with FlopCounter() as counter:
+        loss = step.forward(batch.to(device))
+        torch.autograd.backward(loss.mean(batch.counts))
+    work.model.zero_grad(set_to_none=True)
+    return counter.total
+
+
+def uses_bfloat16(work: PretrainWorkload, device: torch.device) -> bool:
+    """Return whether the forward pass of a run is in bfloat16."""
+    precision = work.train.precision
+    return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+
+
+class TimedRun:
+    """The training loop of a recipe, from batch to update, a few steps at a time."""
+
+    def __init__(self, recipe: Recipe, folder: Path, log: contextlib.ExitStack) -> None:
+        # Far from the end, where it would evaluate and save.
+        train = dataclasses.replace(recipe.train, steps=FAR, save_every=FAR, eval_every=FAR)
+        self.work = PretrainWorkload(dataclasses.replace(recipe, train=train))
+        self.device = select_device(train.device)
+        cuda = self.device.type == "cuda"
+        bfloat16 = uses_bfloat16(self.work, self.device)
+        self.work.model.train()
+        self.loop = TrainLoop(
+            train=train,
+            step=self.work.make_step(folder, self.device, bfloat16=bfloat16),
+            log=log.enter_context(MetricsLog.open(folder, -1)),
+            log_every=CUDA_LOG_EVERY if cuda else 1,
+            evaluate=None,
+            save=lambda step, evaluation: None,
+        )
+        self.batches: Iterator[Any] = self.work.micro_batches(0, pinned=cuda)
+        self.steps_per_round = 1
+
+    def seconds_per_step(self, steps: int) -> float:
+        """Run steps and return the seconds of one, with reading, logging and the update."""
+        self.wait()
+        start = time.perf_counter()
+        self.loop.run(self.loop.global_step, itertools.islice(self.batches, steps))
+        self.wait()
+        return (time.perf_counter() - start) / steps
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def warm_up(self) -> None:
+        """Compile the step, and choose how many steps a round has."""
+        fastest = min(self.seconds_per_step(1) for _ in range(WARMUP_STEPS))
+        steps = min(MAX_ROUND_STEPS, max(1, round(ROUND_SECONDS / fastest)))
+        if self.device.type == "cuda":  # as many reads of the device as in a run
+            steps = CUDA_LOG_EVERY * -(-steps // CUDA_LOG_EVERY)
+        self.steps_per_round = steps
+
+
+def time_steps(recipes: Mapping[str, Recipe]) -> dict[str, float]:
+    """Return the seconds of a step of each recipe: the median of rounds in which all take turns.
+
+    The speed of a machine drifts, so that runs measured one after the other would not be equal.
+    They are only where the device has not the memory for all.
+    """
+    try:
+        return time_in_rounds(recipes)
+    except torch.OutOfMemoryError:
+        if len(recipes) == 1:
+            raise
+    return {name: time_in_rounds({name: recipe})[name] for name, recipe in recipes.items()}
+
+
+def time_in_rounds(recipes: Mapping[str, Recipe]) -> dict[str, float]:
+    """Return the seconds of a step of each recipe, with all runs in memory."""
+    runs: dict[str, TimedRun] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as log, many_compiled():
+        try:
+            for name, recipe in recipes.items():
+                runs[name] = TimedRun(recipe, Path(folder, str(len(runs))), log)
+                runs[name].warm_up()
+            rounds = [
+                {name: run.seconds_per_step(run.steps_per_round) for name, run in runs.items()}
+                for _ in range(ROUNDS)
+            ]
+        finally:
+            runs.clear()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # the runs that follow may be other processes
+    return {name: statistics.median(of[name] for of in rounds) for name in recipes}
+
+
+@contextlib.contextmanager
+def many_compiled() -> Iterator[None]:
+    """Let each of many runs be compiled: after eight, torch runs the others uncompiled."""
+    if not torch.cuda.is_available():  # the CPU compiles only on demand, and importing it is slow
+        yield
+        return
+    from torch._dynamo import config
+
+    limits: Any = config
+    with limits.patch(recompile_limit=1024, accumulated_recompile_limit=1024):
+        yield

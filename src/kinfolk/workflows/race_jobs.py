@@ -1,0 +1,380 @@
+"""The jobs of a comparison: each leaves its result in RACE/jobs/NAME.json and is not run again.
+
+`python -m kinfolk.workflows.race_jobs RACE GROUP` runs the jobs of one group in a process of its
+own, which ends when the process that started it does.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kinfolk.config import from_json
+from kinfolk.data.corpus import Corpus
+from kinfolk.errors import UserError
+from kinfolk.files import folder_lock
+from kinfolk.tasks.baselines import TITLES, fit_values
+from kinfolk.tasks.task import Prediction, Task
+from kinfolk.training import checkpoint
+from kinfolk.training.loop import Callback, Progress
+from kinfolk.training.meters import measure
+from kinfolk.workflows import race_scores
+from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetune_recipe import InitialWeights
+from kinfolk.workflows.predict import load_predictor
+from kinfolk.workflows.pretrain import pretrain, resume
+from kinfolk.workflows.probes import probe_layers
+from kinfolk.workflows.race_data import read_stored, stored_dataset
+from kinfolk.workflows.race_plan import (
+    Job,
+    Plan,
+    PlannedEntrant,
+    PlannedTask,
+    write_json,
+)
+from kinfolk.workflows.race_samples import sample_quality
+from kinfolk.workflows.race_tasks import finetune_arguments, finetune_steps
+from kinfolk.workflows.recipe import Recipe
+
+SECONDS_BETWEEN_REPORTS = 1.0
+
+OnProgress = Callable[[float], None]  # receives the share of a job that is done
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """The folder and the plan that a job reads, and how it reports."""
+
+    race: Path
+    plan: Plan
+    job: Job
+    on_progress: OnProgress = lambda share: None
+
+    @property
+    def entrant(self) -> PlannedEntrant:
+        """The entrant of the job."""
+        return self.plan.entrant_of[self.job.entrant]
+
+    @property
+    def task(self) -> PlannedTask:
+        """The task of the job."""
+        return self.plan.task_of[self.job.task]
+
+    @property
+    def run(self) -> Path:
+        """The pretraining run of the entrant and the seed."""
+        seed = 0 if self.entrant.counted else self.job.seed
+        return self.race / "runs" / self.entrant.slug / f"seed-{seed}"
+
+    @property
+    def task_folder(self) -> Path:
+        """The splits of the task."""
+        return self.race / "tasks" / self.job.task
+
+
+class ShareOfSteps(Callback):
+    """Report the share of a run's steps that is done, about once a second."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress, self._last = on_progress, 0.0
+
+    def on_step(self, progress: Progress) -> None:
+        """Report the share."""
+        now = time.monotonic()
+        if now - self._last >= SECONDS_BETWEEN_REPORTS:
+            self._last = now
+            self._on_progress(progress.step / progress.steps)
+
+
+def result_path(race: Path, job: Job) -> Path:
+    """Return the file of a job's result."""
+    return race / "jobs" / f"{job.name}.json"
+
+
+def read_result(race: Path, job: Job) -> dict[str, Any] | None:
+    """Return the result of a job; None where there is none yet."""
+    try:
+        result: dict[str, Any] = json.loads(result_path(race, job).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return result
+
+
+def run_job(context: JobContext) -> dict[str, Any]:
+    """Run a job and write its result; what a user can mend, such as divergence, is a result too."""
+    began = time.perf_counter()
+    try:
+        found: dict[str, Any] = RUNNERS[context.job.kind](context)
+        failed = None
+    except UserError as error:
+        found, failed = {}, str(error)
+    result = {"job": context.job.name, "failed": failed, "total_seconds": 0.0, **found}
+    result["total_seconds"] = time.perf_counter() - began
+    path = result_path(context.race, context.job)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(result, path)
+    if context.job.kind == "finetune":  # weights are large, and can be made again
+        shutil.rmtree(finetuned_folder(context) / "checkpoints", ignore_errors=True)
+    return result
+
+
+# Pretraining
+
+
+def run_search(context: JobContext) -> dict[str, Any]:
+    """Pretrain with one learning rate, and return the loss on development documents."""
+    entrant, rate = context.entrant, context.job.rate
+    assert rate is not None
+    recipe = planned_recipe(entrant, steps=entrant.search_steps, lr=rate, seed=0)
+    folder = context.race / "search" / entrant.slug / f"lr-{rate:g}"
+    train_or_resume(recipe, folder, context.on_progress)
+    return {"lr": rate, "loss": race_scores.development_loss(folder, recipe)}
+
+
+def run_pretrain(context: JobContext) -> dict[str, Any]:
+    """Pretrain an entrant with one seed."""
+    entrant, seed = context.entrant, context.job.seed
+    recipe = planned_recipe(entrant, steps=entrant.steps, lr=chosen_rate(context), seed=seed)
+    usage = train_or_resume(recipe, context.run, context.on_progress)
+    return {"lr": recipe.train.lr, **race_scores.run_facts(context.run, entrant, recipe), **usage}
+
+
+def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, seed: int) -> Recipe:
+    """Return the recipe of a run; its schedule is scaled to the steps."""
+    recipe = from_json(dict(entrant.recipe or {}), group="recipe")
+    assert isinstance(recipe, Recipe)
+    if entrant.counted:
+        return recipe
+    train = replace(recipe.train, seed=seed, lr=recipe.train.lr if lr is None else lr)
+    if steps != train.steps:
+        warmup = max(1, round(train.warmup * steps / train.steps))
+        every = max(1, steps // 4)
+        train = replace(train, steps=steps, warmup=warmup, eval_every=every, save_every=every)
+    return replace(recipe, train=train)
+
+
+def chosen_rate(context: JobContext) -> float | None:
+    """Return the learning rate that the search chose; None where there was no search."""
+    found = []
+    for job in context.plan.jobs:
+        if job.kind == "search" and job.entrant == context.entrant.name:
+            result = read_result(context.race, job) or {}
+            if result.get("loss") is not None:
+                found.append((result["loss"], result["lr"]))
+    if context.entrant.rates and not found:
+        raise UserError("training diverged with every learning rate of the search")
+    return min(found)[1] if found else None
+
+
+def train_or_resume(recipe: Recipe, folder: Path, on_progress: OnProgress) -> dict[str, Any]:
+    """Train a run to its end, from where it was interrupted; return the resources it used."""
+    callbacks = [ShareOfSteps(on_progress)]
+    with measure(recipe.train.device) as usage:
+        if not (folder / "recipe.json").is_file():
+            pretrain(recipe, folder, callbacks=callbacks)
+        elif not is_complete(folder, ("report.html",)):
+            resume(folder, callbacks=callbacks)
+    return {"peak_bytes": usage.peak_bytes, "joules": usage.joules}
+
+
+def is_complete(folder: Path, results: Sequence[str]) -> bool:
+    """Return whether a run is finished and has its results."""
+    newest = checkpoint.latest_valid(folder)
+    return (
+        newest is not None
+        and bool(checkpoint.load_training_state(newest).get("finished"))
+        and all((folder / name).is_file() for name in results)
+    )
+
+
+def run_likelihood(context: JobContext) -> dict[str, Any]:
+    """Score held-out documents by a pretrained model, or by a baseline that is counted."""
+    plan, entrant = context.plan, context.entrant
+    if entrant.pretrains:
+        return race_scores.model_likelihood(
+            context.run, Path(entrant.corpus), plan.options.max_tokens, plan.options.device
+        )
+    return race_scores.counted_likelihood(Corpus.open(entrant.corpus), order=int(entrant.size))
+
+
+# Tasks
+
+
+def finetuned_folder(context: JobContext) -> Path:
+    """Return the folder of a fine-tuning."""
+    job, base = context.job, context.race / "finetuned" / context.job.task
+    return base / context.entrant.slug / f"labels-{job.labels}" / f"seed-{job.seed}"
+
+
+def run_finetune(context: JobContext) -> dict[str, Any]:
+    """Fine-tune an entrant on a task, and score its predictions for the test rows."""
+    folder, began = finetuned_folder(context), time.perf_counter()
+    if (folder / "recipe.json").is_file():
+        if not is_complete(folder, ("scores.json", "report.html")):
+            resume(folder, callbacks=[ShareOfSteps(context.on_progress)])
+    else:
+        start_finetune(context, folder)
+    seconds = time.perf_counter() - began
+    predictor = load_predictor(folder, device=context.plan.options.device)
+    rows = test_rows(context)
+    predictions = predictor.predict(rows)
+    with (folder / "predictions.jsonl").open("w", encoding="utf-8") as file:
+        for row, prediction in zip(rows, predictions, strict=True):
+            fields = {"number": row.number, "prediction": prediction.value}
+            file.write(json.dumps(fields, ensure_ascii=False) + "\n")
+    return {"seconds": seconds, **score_predictions(context, rows, predictions)}
+
+
+def start_finetune(context: JobContext, folder: Path) -> None:
+    """Fine-tune from the pretrained run, or from new weights with the shared tokenizer."""
+    plan, job, entrant = context.plan, context.job, context.entrant
+    data = stored_dataset(context.task_folder, context.task.kind, job.labels, job.seed)
+    model = InitialWeights(folder=str(checkpoint_of(context.run))) if entrant.pretrains else (
+        InitialWeights(
+            name=entrant.model, tokenizer=str(Path(entrant.corpus) / "tokenizer"), seed=job.seed
+        )
+    )  # fmt: skip
+    steps = finetune_steps(len(data.splits[0]), context.task, plan.options.task_steps)
+    arguments = finetune_arguments(entrant, context.task, plan, steps=steps, seed=job.seed)
+    callbacks = [ShareOfSteps(context.on_progress)]
+    finetune(model, data, folder, length=plan.length, callbacks=callbacks, **arguments)
+
+
+def checkpoint_of(run: Path) -> Path:
+    """Return the newest valid checkpoint of a run."""
+    newest = checkpoint.latest_valid(run)
+    if newest is None:
+        raise UserError(f"{run} was not pretrained")
+    return newest.resolve()
+
+
+def test_rows(context: JobContext) -> list[Any]:
+    """Return the rows that are scored."""
+    return read_stored(context.task_folder / "test.jsonl", context.task.kind)
+
+
+def score_predictions(
+    context: JobContext, rows: Sequence[Any], predictions: Sequence[Prediction]
+) -> dict[str, Any]:
+    """Return the score of predictions, and the statistics of each row."""
+    task = planned_task(context.task)
+    metric = race_scores.main_metric(task, rows)
+    statistics = task.statistics(metric, rows, predictions)
+    return {"score": metric.aggregate(statistics), "statistics": statistics.tolist()}
+
+
+def planned_task(task: PlannedTask) -> Task:
+    """Return the task with the labels of all training rows."""
+    value: Task = from_json(dict(task.task))
+    return value
+
+
+def run_baseline(context: JobContext) -> dict[str, Any]:
+    """Fit a baseline without a network on the rows of a seed, and score it on the test rows."""
+    began, job = time.perf_counter(), context.job
+    data = stored_dataset(context.task_folder, context.task.kind, job.labels, job.seed)
+    rows = test_rows(context)
+    name = next(key for key, title in TITLES.items() if title == job.entrant)
+    values = fit_values(planned_task(context.task), name, data.splits[0], rows)
+    predictions = [Prediction(value) for value in values]
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, **score_predictions(context, rows, predictions)}
+
+
+def run_probe(context: JobContext) -> dict[str, Any]:
+    """Probe the frozen layers of a pretrained model."""
+    plan, seed = context.plan, context.job.seed
+    data = stored_dataset(context.task_folder, context.task.kind, "all", seed)
+    train, dev = data.splits
+    rows, task = test_rows(context), planned_task(context.task)
+    found = probe_layers(context.run, train, dev, rows, task, seed=seed, device=plan.options.device)
+    return {"probe": found.to_json(context.entrant.name)}
+
+
+def run_sample(context: JobContext) -> dict[str, Any]:
+    """Generate texts, and measure them."""
+    entrant, count = context.entrant, context.plan.options.samples
+    device = context.plan.options.device
+    found = sample_quality(
+        context.run, entrant.corpus, seed=context.job.seed, count=count, device=device
+    )
+    return {"sample": found.to_json(entrant.name)}
+
+
+RUNNERS: Mapping[str, Callable[[JobContext], dict[str, Any]]] = {
+    "search": run_search,
+    "pretrain": run_pretrain,
+    "likelihood": run_likelihood,
+    "finetune": run_finetune,
+    "baseline": run_baseline,
+    "probe": run_probe,
+    "sample": run_sample,
+}
+
+
+# A group of jobs in a process
+
+
+def run_group(race: Path, plan: Plan, group: str, emit: Callable[..., None]) -> None:
+    """Run the jobs of a group that have no result yet; those of a failed pretraining fail too."""
+    failed: str | None = None
+    for job in plan.groups()[group]:
+        result = read_result(race, job)
+        if result is None and failed is not None:
+            result = {"job": job.name, "failed": failed, "total_seconds": 0.0}
+            write_json(result, result_path(race, job))
+            emit(event="done", job=job.name, failed=failed)
+        elif result is None:
+            emit(event="start", job=job.name)
+            report = _progress_of(emit, job)
+            result = run_job(JobContext(race, plan, job, report))
+            emit(event="done", job=job.name, failed=result["failed"])
+        if job.kind in ("pretrain", "search") and result["failed"]:
+            failed = result["failed"] if job.kind == "pretrain" else None
+
+
+def _progress_of(emit: Callable[..., None], job: Job) -> OnProgress:
+    return lambda share: emit(event="progress", job=job.name, share=share)
+
+
+def main(race: str, group: str, *_: str) -> None:
+    """Run a group in this process, and report every event as a line of JSON."""
+    folder = Path(race)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    plan = Plan.read(folder / "plan.json")
+    torch.set_num_threads(plan.threads)
+
+    def emit(**event: Any) -> None:
+        print(json.dumps(event), flush=True)
+
+    with _alone(folder, group), warnings.catch_warnings():
+        warnings.simplefilter("default")
+        run_group(folder, plan, group, emit)
+
+
+@contextlib.contextmanager
+def _alone(race: Path, group: str) -> Iterator[None]:
+    """Wait until a process of an earlier start of the comparison has ended."""
+    with folder_lock(race / "logs" / f"{group}.txt"):
+        yield
+
+
+def _end_with_parent() -> None:
+    """End this process when the other end of its input is closed: its parent has ended."""
+    while os.read(0, 1):  # without the lock of sys.stdin, which the end of the process needs
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

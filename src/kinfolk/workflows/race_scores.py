@@ -1,0 +1,123 @@
+"""What the jobs of a comparison measure: likelihood by document, curves and costs of a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kinfolk.batch import Loss
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.datasets import evaluation_dataset
+from kinfolk.metrics.metric import Metric
+from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.tasks.task import Task
+from kinfolk.training import log
+from kinfolk.workflows.baselines import document_scores, fit_ngram, fit_unigram
+from kinfolk.workflows.evaluate import ENCODER_SCORERS, count_parameters, open_evaluation
+from kinfolk.workflows.race_plan import PlannedEntrant
+from kinfolk.workflows.recipe import Recipe
+
+CURVE_POINTS = 200  # of a loss curve
+LIKELIHOOD, PSEUDO, BASELINE = "likelihood", "pseudo-likelihood", "baseline"
+
+
+def main_metric(task: Task, rows: Sequence[Any]) -> Metric:
+    """Return the metric that a task is compared by."""
+    metrics = task.metrics([task.reference(row) for row in rows])
+    (metric,) = (m for m in metrics if m.name == task.main_metric)
+    return metric
+
+
+def non_embedding_parameters(model: nn.Module) -> int:
+    """Count the parameters but for those of embedding tables."""
+    tables = [m for m in model.modules() if isinstance(m, TokenEmbedding | nn.Embedding)]
+    embedded = {id(p) for table in tables for p in table.parameters()}
+    return sum(p.numel() for p in model.parameters() if id(p) not in embedded)
+
+
+def parameter_counts(config: Any) -> tuple[int, int]:
+    """Return the parameters of a network, and those outside of embedding tables."""
+    with torch.device("meta"):
+        model: nn.Module = config.build()
+    return count_parameters(model), non_embedding_parameters(model)
+
+
+def run_facts(run: Path, entrant: PlannedEntrant, recipe: Recipe) -> dict[str, Any]:
+    """Return the cost and the loss curve of a finished run, from its logs."""
+    lines = log.read(run)
+    if entrant.counted:
+        return {"steps": len(lines), "seconds": None, "curve": None}
+    cost = entrant.cost or {}
+    speeds = [line["tokens_per_second"] for line in log.speed_lines(run)]
+    durations = [cost["tokens"] / max(speed, 1e-9) for speed in speeds]
+    elapsed, total = [], 0.0
+    for seconds in durations:
+        total += seconds
+        elapsed.append(total)
+    every = max(1, len(lines) // CURVE_POINTS)
+    shown = [
+        n
+        for n, line in enumerate(lines)
+        if n % every == 0 or n == len(lines) - 1 or line.get("eval_loss") is not None
+    ]
+    return {
+        "steps": len(lines),
+        "seconds": total,
+        "tokens": cost["tokens"] * len(lines),
+        "flops": cost["flops"] * len(lines),
+        "tokens_per_second": log.speed(run),
+        "curve": {
+            "steps": [lines[n]["step"] for n in shown],
+            "seconds": [elapsed[n] for n in shown],
+            "train_loss": [log.token_loss(lines[n]) for n in shown],
+            "eval_loss": [
+                None if lines[n].get("eval_loss") is None else log.token_loss(lines[n], "eval_loss")
+                for n in shown
+            ],
+            "objective": entrant.objective,
+        },
+    }
+
+
+def model_likelihood(run: Path, corpus: Path, max_tokens: int, device: str) -> dict[str, Any]:
+    """Score held-out documents by a pretrained model: nats and bytes of each."""
+    evaluation = open_evaluation(run, corpus / "holdout", None, device=device)
+    limited = isinstance(evaluation.scoring, ENCODER_SCORERS)
+    documents = evaluation.document_scores(max_tokens=max_tokens if limited else None)
+    kind = PSEUDO if evaluation.kind.startswith(PSEUDO) else LIKELIHOOD
+    return {"kind": kind, "words": evaluation.kind, "documents": documents}
+
+
+def counted_likelihood(corpus: Corpus, order: int) -> dict[str, Any]:
+    """Score held-out documents by an n-gram model of the training documents."""
+    model = fit_unigram([corpus]) if order == 1 else fit_ngram([(corpus, 1.0)], order)
+    return {
+        "kind": BASELINE,
+        "words": f"likelihood, left to right, of {order}-gram counts",
+        "documents": document_scores(model, Corpus.open(corpus.folder / "holdout")),
+    }
+
+
+@torch.no_grad()
+def development_loss(run: Path, recipe: Recipe) -> float:
+    """Return the loss of the objective on every second held-out document: none that is scored."""
+    from kinfolk.workflows.race_search import development_documents
+
+    evaluation = open_evaluation(run, Path(recipe.corpora[0].corpus) / "holdout", None)
+    documents = development_documents(evaluation.documents)
+    dataset = evaluation_dataset(recipe.objective, documents, rows=recipe.train.batch_size)
+    total, counts = Loss({}), dict[str, int]()
+    model = evaluation.model.eval()
+    device = next(model.parameters()).device
+    for number in range(len(dataset)):
+        batch = dataset[number].to(device)
+        total = total + recipe.objective.loss(model, batch)
+        counts = {name: counts.get(name, 0) + count for name, count in batch.counts.items()}
+    return float(total.mean(counts))
+
+
+def odd_documents(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a likelihood of the documents that no search of a learning rate has read."""
+    return {**result, "documents": result["documents"][1::2] or result["documents"]}

@@ -1,0 +1,335 @@
+"""From the options of a comparison to its plan: recipes, equal budgets, jobs."""
+
+import dataclasses
+import datetime
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kinfolk
+from kinfolk.config import from_json, to_json, type_name
+from kinfolk.data.corpus import Corpus
+from kinfolk.errors import UserError
+from kinfolk.families import family
+from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.run import select_device
+from kinfolk.workflows.budget import (
+    Budget,
+    Cost,
+    budget_spread,
+    budget_steps,
+    describe,
+    measure_costs,
+)
+from kinfolk.workflows.finetune_recipe import InitialWeights
+from kinfolk.workflows.race_data import TextSource, make_corpus, tokenizer_key
+from kinfolk.workflows.race_plan import (
+    Entrant,
+    Plan,
+    PlannedEntrant,
+    RaceOptions,
+    slugs,
+)
+from kinfolk.workflows.race_schedule import race_jobs
+from kinfolk.workflows.race_scores import parameter_counts
+from kinfolk.workflows.race_tasks import plan_tasks, read_tasks, task_choices
+from kinfolk.workflows.recipe import Recipe, default_length
+from kinfolk.workflows.recipe import recipe as make_recipe
+
+EVALUATIONS = 5  # of the curve of a run
+EVAL_BATCHES = 8
+CHECKPOINTS = 4
+MAX_WARMUP = 0.1  # of the steps
+SEARCH_SHARE = 1 / 3  # of the budget, for all learning rates together
+RATE_FACTOR = 3.0  # between two learning rates of a search
+NGRAM_ORDER = 5  # of the baseline
+GUESSED_FLOPS = 2e10  # a second and thread, for the first estimate of the time
+
+OnMessage = Callable[[str], None]
+
+
+def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMessage) -> Plan:
+    """Check the options, prepare the data, measure the costs and list the jobs."""
+    budget = Budget(options.budget_kind, options.budget_amount)  # type: ignore[arg-type]
+    source = TextSource.open(options)
+    tasks = read_tasks(options)
+    for entrant in options.entrants:
+        check_entrant(entrant, options, [type(task.task) for task in tasks])
+    threads = max(1, torch.get_num_threads() // max(jobs, 1))
+    corpora = make_corpora(options, source, race, on_message)
+    length, batch_size = shared_shape(options)
+    named = zip(options.entrants, slugs([e.name for e in options.entrants]), strict=True)
+    entrants = [
+        plan_entrant(entrant, slug, corpora, options, length, batch_size, bool(tasks))
+        for entrant, slug in named
+    ]
+    if not any(entrant.left_out is None for entrant in entrants):
+        raise UserError(f"no entrant can take part: {entrants[0].left_out}")
+    torch.set_num_threads(threads)
+    on_message(f"measuring the steps of {len(entrants)} entrants")
+    entrants, spread = share_budget(entrants, budget, options, threads)
+    entrants += baseline_entrants(options, corpora[""], has_tasks=bool(tasks))
+    planned = plan_tasks(tasks, options, entrants, race)
+    return Plan(
+        options=options,
+        corpus=corpus_facts(options, source, corpora[""]),
+        budget={
+            "kind": budget.kind,
+            "amount": budget.amount,
+            "words": budget.words,
+            "how": describe(budget),
+            "spread": spread,
+        },
+        entrants=tuple(entrants),
+        tasks=planned,
+        jobs=tuple(race_jobs(options, entrants, planned)),
+        length=length,
+        threads=threads,
+        machine=machine(options.device, threads),
+        kinfolk=kinfolk.__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        notes=tuple(note for task in planned for note in task.notes),
+    )
+
+
+def check_entrant(entrant: Entrant, options: RaceOptions, kinds: Sequence[type[Any]]) -> None:
+    """Refuse unknown settings of an entrant, before text is prepared."""
+    tokenizer_key(options, entrant.family, entrant.tokenizer)
+    chosen = family(entrant.family)
+    if entrant.objective is not None:
+        chosen.objective(entrant.objective)
+    for kind in kinds:
+        if chosen.model.gradient_free is None and entrant.task_settings:
+            task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
+
+
+def make_corpora(
+    options: RaceOptions, source: TextSource, race: Path, on_message: OnMessage
+) -> dict[str, Corpus]:
+    """Prepare the corpus of each tokenizer; "" is the shared one."""
+    keys = {tokenizer_key(options, e.family, e.tokenizer): None for e in options.entrants}
+    return {key: make_corpus(source, options, key, race, on_message) for key in {"": None, **keys}}
+
+
+def shared_shape(options: RaceOptions) -> tuple[int, int]:
+    """Return the row length and the batch size of all entrants: those of the smallest size."""
+    configs = [
+        (family(e.family).config(e.size), family(e.family).train(e.size)) for e in options.entrants
+    ]
+    trained = [pair for pair in configs if pair[0].counting_steps is None] or configs
+    length = min(default_length(config) for config, _ in trained)
+    if options.length is not None:
+        length = options.length
+    return length, options.batch_size or min(train.batch_size for _, train in trained)
+
+
+def plan_entrant(
+    entrant: Entrant,
+    slug: str,
+    corpora: Mapping[str, Corpus],
+    options: RaceOptions,
+    length: int,
+    batch_size: int,
+    has_tasks: bool,
+) -> PlannedEntrant:
+    """Return an entrant with its recipe, or with the reason why it is left out."""
+    corpus = corpora[tokenizer_key(options, entrant.family, entrant.tokenizer)]
+    chosen = family(entrant.family)
+    planned = PlannedEntrant(
+        name=entrant.name,
+        slug=slug,
+        model=entrant.model,
+        settings=entrant.settings,
+        task_settings=entrant.task_settings,
+        corpus=str(corpus.folder.resolve()),
+    )
+    if not chosen.objectives:
+        reason = None if has_tasks else f"{entrant.family} does not pretrain, and no task is given"
+        return with_parameters(replace(planned, left_out=reason))
+    objective = entrant.objective
+    if objective is None:
+        objective = next((name for name in chosen.objectives if name != "pairs"), None)
+    if objective in (None, "pairs"):
+        reason = f"{entrant.family} is trained on sentence pairs, and --corpus is running text"
+        return replace(planned, left_out=reason)
+    counted = chosen.config(entrant.size).counting_steps is not None
+    recipe = make_recipe(
+        entrant.model,
+        corpus,
+        objective=objective,
+        length=None if counted else length,
+        settings=[
+            *([] if counted else [f"train.batch_size={batch_size}"]),
+            f"train.device={options.device}",
+            *entrant.settings,
+        ],
+    )
+    if not counted:
+        check_batch(corpus, length, batch_size)
+    objective = type_name(recipe.objective)
+    planned = replace(planned, recipe=to_json(recipe), objective=objective, counted=counted)
+    return with_parameters(planned)
+
+
+def check_batch(corpus: Corpus, length: int, batch_size: int) -> None:
+    """Refuse a corpus that does not fill one batch."""
+    if corpus.tokens < length * batch_size:
+        raise UserError(
+            f"corpus {corpus.folder} has {corpus.tokens:,} tokens, fewer than a batch of "
+            f"{batch_size} rows of {length} tokens: use more text, or a smaller --batch-size or "
+            "--length"
+        )
+
+
+def with_parameters(planned: PlannedEntrant) -> PlannedEntrant:
+    """Count the parameters; those of n-gram models are known when they are counted."""
+    if planned.counted:
+        return planned
+    tokenizer = Corpus.open(planned.corpus).tokenizer()
+    total, others = parameter_counts(entrant_config(planned, tokenizer))
+    return replace(planned, parameters=total, non_embedding_parameters=others)
+
+
+def entrant_config(entrant: PlannedEntrant, tokenizer: Tokenizer) -> Any:
+    """Return the config of an entrant's network."""
+    if entrant.recipe is not None:
+        return recipe_of(entrant).model
+    return InitialWeights(name=entrant.model).config(tokenizer)
+
+
+def recipe_of(entrant: PlannedEntrant) -> Recipe:
+    """Return the recipe of an entrant that pretrains."""
+    recipe: Recipe = from_json(dict(entrant.recipe or {}), group="recipe")
+    return recipe
+
+
+def share_budget(
+    entrants: Sequence[PlannedEntrant], budget: Budget, options: RaceOptions, threads: int
+) -> tuple[list[PlannedEntrant], float]:
+    """Give each entrant the steps of the budget; return also their largest difference."""
+    recipes = {e.name: recipe_of(e) for e in entrants if e.recipe is not None and not e.counted}
+    if not recipes:
+        return [*entrants], 0.0
+    costs = measure_costs(recipes, seconds=budget.kind == "minutes")
+    steps = budget_steps(budget, costs)
+    spread = budget_spread(budget, costs, steps)
+    shared = []
+    for entrant in entrants:
+        if entrant.name not in costs:
+            shared.append(entrant)
+            continue
+        cost = with_guessed_seconds(costs[entrant.name], threads)
+        shared.append(
+            with_steps(entrant, recipes[entrant.name], steps[entrant.name], cost, options)
+        )
+    return shared, spread
+
+
+def with_guessed_seconds(cost: Cost, threads: int) -> Cost:
+    """Return a cost with a guess of the seconds, where they were not measured."""
+    return cost if cost.seconds else replace(cost, seconds=cost.flops / GUESSED_FLOPS / threads)
+
+
+def with_steps(
+    entrant: PlannedEntrant, recipe: Recipe, steps: int, cost: Cost, options: RaceOptions
+) -> PlannedEntrant:
+    """Scale the schedule of an entrant to its steps; a search has a share of them."""
+    rates: tuple[float, ...] = ()
+    search_steps = 0
+    if options.search:
+        middle = (options.search - 1) / 2
+        rates = tuple(
+            float(f"{recipe.train.lr * RATE_FACTOR ** (n - middle):.3g}")
+            for n in range(options.search)
+        )
+        search_steps = max(1, round(steps * SEARCH_SHARE / options.search))
+        steps -= search_steps * options.search
+    train = scaled(recipe.train, steps, own_warmup=sets_warmup(entrant))
+    return replace(
+        entrant,
+        recipe=to_json(replace(recipe, train=train)),
+        steps=steps,
+        cost=dataclasses.asdict(cost),
+        rates=rates,
+        search_steps=search_steps,
+    )
+
+
+def sets_warmup(entrant: PlannedEntrant) -> bool:
+    """Return whether the settings of an entrant have a warm-up."""
+    return any(setting.startswith("train.warmup=") for setting in entrant.settings)
+
+
+def scaled(train: TrainConfig, steps: int, *, own_warmup: bool) -> TrainConfig:
+    """Return training settings for a number of steps, with warm-up, evaluations and checkpoints."""
+    share = min(MAX_WARMUP, train.warmup / train.steps)
+    warmup = train.warmup if own_warmup else max(1, round(share * steps))
+    return replace(
+        train,
+        steps=steps,
+        warmup=min(warmup, steps),
+        eval_every=max(1, ceil(steps / EVALUATIONS)),
+        eval_batches=min(train.eval_batches, EVAL_BATCHES),
+        save_every=max(1, ceil(steps / CHECKPOINTS)),
+        keep_checkpoints=1,
+    )
+
+
+def baseline_entrants(
+    options: RaceOptions, corpus: Corpus, *, has_tasks: bool
+) -> list[PlannedEntrant]:
+    """Return what stands beside the entrants: counted models, and a BiLSTM on tasks."""
+    if not options.baselines:
+        return []
+    folder, models = str(corpus.folder.resolve()), {entrant.model for entrant in options.entrants}
+    names = {entrant.name for entrant in options.entrants}
+    counted = {"unigram": 1, f"{NGRAM_ORDER}-gram": NGRAM_ORDER}
+    found = [
+        PlannedEntrant(name, name, f"ngram/{order}", corpus=folder, baseline=True, counted=True)
+        for name, order in counted.items()
+        if f"ngram/{order}" not in models and name not in names
+    ]
+    if has_tasks and not any(entrant.family == "bilstm" for entrant in options.entrants):
+        sizes = family("bilstm").sizes
+        size = next((e.size for e in options.entrants if e.size in sizes), "tiny")
+        name = f"bilstm/{size}"
+        bilstm = PlannedEntrant(name, f"bilstm-{size}", name, corpus=folder, baseline=True)
+        found.append(with_parameters(bilstm))
+    return found
+
+
+def corpus_facts(options: RaceOptions, source: TextSource, corpus: Corpus) -> dict[str, Any]:
+    """Return what a reader of the results must know about the text."""
+    held_out = Corpus.open(corpus.folder / "holdout")
+    kind = "of its own kind for each family" if options.own_tokenizers else "shared"
+    return {
+        "name": ", ".join(path.name or str(path) for path in source.paths),
+        "bytes": corpus.bytes,
+        "documents": corpus.documents,
+        "tokens": corpus.tokens,
+        "held_out_bytes": held_out.bytes,
+        "held_out_documents": held_out.documents,
+        "tokenizer": f"{corpus.vocab_size:,} tokens, {kind}",
+    }
+
+
+def machine(device: str, threads: int) -> dict[str, Any]:
+    """Return what the runs are timed on."""
+    selected = select_device(device)
+    name = platform.processor() or platform.machine()
+    if selected.type == "cuda":
+        name = torch.cuda.get_device_name(selected)
+    return {
+        "device": f"{selected.type} ({name})",
+        "threads": threads,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }

@@ -1,0 +1,181 @@
+"""The labelled files of a comparison: who can solve them, with which settings and baselines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from kinfolk.config import describe, did_you_mean, parse_field, to_json
+from kinfolk.errors import UserError
+from kinfolk.families import family
+from kinfolk.tasks.baselines import baseline_names
+from kinfolk.tasks.formulations.choose import choose_formulation
+from kinfolk.training.config import FineTuneConfig, TrainConfig
+from kinfolk.workflows.finetune import fit_formulation
+from kinfolk.workflows.finetune_defaults import default_steps
+from kinfolk.workflows.race_data import TaskRows, read_task, stored_dataset, write_splits
+from kinfolk.workflows.race_plan import Plan, PlannedEntrant, PlannedTask, RaceOptions, slugs
+
+BATCH_SIZE = 32  # examples of a fine-tuning step, the same for all
+EVALUATIONS = 4  # of a fine-tuning, on dev rows
+EXCLUSIVE = ("epochs", "steps")  # settings that replace the common number of steps
+
+
+@dataclass(frozen=True)
+class TaskChoices:
+    """The fine-tuning settings of an entrant for a kind of task."""
+
+    formulation: str | None
+    settings: tuple[str, ...]  # of the recipe
+    options: Mapping[str, Any]  # fields of the formulation
+
+    @property
+    def sets_steps(self) -> bool:
+        """Whether the entrant has its own number of steps."""
+        paths = {setting.partition("=")[0].partition(".")[2] for setting in self.settings}
+        return not paths.isdisjoint(EXCLUSIVE)
+
+
+def task_choices(name: str, model: str, settings: Sequence[str], kind: type[Any]) -> TaskChoices:
+    """Sort the `task.KEY=VALUE` of an entrant; refuse a key that nothing has."""
+    given = dict(setting.split("=", 1) for setting in settings)
+    formulation = given.pop("formulation", None)
+    chosen = family(model.partition("/")[0])
+    groups = {"finetune": FineTuneConfig, "train": TrainConfig}
+    own = describe(choose_formulation(chosen, kind, formulation)) if given else {}
+    recipe, options = [], {}
+    for key, text in given.items():
+        group = next((g for g, cls in groups.items() if key in describe(cls)), None)
+        if group is not None:
+            parse_field(groups[group], key, text, f"task.{key}")
+            recipe.append(f"{group}.{key}={text}")
+        elif key in own:
+            cls = choose_formulation(chosen, kind, formulation)
+            options[key] = parse_field(cls, key, text, f"task.{key}")
+        else:
+            known = [*own, *(field for cls in groups.values() for field in describe(cls))]
+            raise UserError(f"task.{key} of {name}: no such field: {did_you_mean(key, known)}")
+    return TaskChoices(formulation, tuple(recipe), options)
+
+
+def read_tasks(options: RaceOptions) -> list[TaskRows]:
+    """Read all labelled files; two of one name are told apart by their folders."""
+    tasks = [read_task(text, options) for text in options.tasks]
+    names = [task.name for task in tasks]
+    for task, text in zip(tasks, options.tasks, strict=True):
+        if names.count(task.name) > 1:
+            path = Path(text.split(",")[0])
+            object.__setattr__(task, "name", f"{path.parent.name}/{path.name}")
+    return tasks
+
+
+def plan_task(
+    task: TaskRows, slug: str, options: RaceOptions, entrants: Sequence[PlannedEntrant], race: Path
+) -> PlannedTask:
+    """Write the splits of a task, and find out which entrants can solve it."""
+    sizes, folder = task.label_sizes(options.labels), race / "tasks" / slug
+    write_splits(task, folder, sizes, options.seeds)
+    data = stored_dataset(folder, task.task.name, sizes[-1], 0)
+    left_out: dict[str, str] = {}
+    able = []
+    for entrant in entrants:
+        if entrant.left_out is not None:
+            continue
+        if (reason := inability(entrant, task, data, options)) is None:
+            able.append(entrant.name)
+        elif not entrant.baseline:
+            left_out[entrant.name] = reason
+    return PlannedTask(
+        name=task.name,
+        slug=slug,
+        kind=task.task.name,
+        task=to_json(task.task),
+        metric=task.task.main_metric,
+        train=len(task.train),
+        dev=len(task.dev),
+        test=len(task.test),
+        labels=sizes,
+        class_counts=task.class_counts,
+        entrants=tuple(able),
+        left_out=left_out,
+        baselines=baseline_names(task.task, task.train) if options.baselines else (),
+        notes=task.notes,
+    )
+
+
+def plan_tasks(
+    tasks: Sequence[TaskRows],
+    options: RaceOptions,
+    entrants: Sequence[PlannedEntrant],
+    race: Path,
+) -> tuple[PlannedTask, ...]:
+    """Plan all tasks."""
+    named = zip(tasks, slugs([task.name for task in tasks]), strict=True)
+    return tuple(plan_task(task, slug, options, entrants, race) for task, slug in named)
+
+
+def inability(
+    entrant: PlannedEntrant, task: TaskRows, data: Any, options: RaceOptions
+) -> str | None:
+    """Return why an entrant cannot be fine-tuned on a task; None if it can."""
+    chosen, kind = family(entrant.family), type(task.task)
+    if chosen.model.gradient_free is not None:
+        return f"{entrant.family} models cannot be fine-tuned: {chosen.model.gradient_free}"
+    choices = task_choices(entrant.name, entrant.model, (), kind)
+    try:
+        choose_formulation(chosen, kind, choices.formulation)
+    except UserError as error:
+        return str(error)
+    choices = task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
+    from kinfolk.data.corpus import Corpus
+    from kinfolk.workflows.race_setup import entrant_config
+
+    tokenizer = Corpus.open(entrant.corpus).tokenizer().with_end_token(chosen.required_tokens)
+    config = entrant_config(entrant, tokenizer)
+    try:
+        fit_formulation(
+            data,
+            config,
+            tokenizer,
+            choices.formulation,
+            chosen=FineTuneConfig(),
+            metric="",
+            positive_label=None,
+            prefix="",
+            **choices.options,
+        )
+    except UserError as error:
+        if choices.options or choices.formulation:
+            raise
+        return str(error)
+    return None
+
+
+def finetune_steps(rows: int, task: PlannedTask, most: int) -> int:
+    """Return the steps of a fine-tuning, the same for all entrants."""
+    epoch = max(1, ceil(rows / BATCH_SIZE))
+    return min(most, default_steps(epoch, classes=len(task.class_counts), hidden_size=0, raw=True))
+
+
+def finetune_arguments(
+    entrant: PlannedEntrant, task: PlannedTask, plan: Plan, *, steps: int, seed: int
+) -> dict[str, Any]:
+    """Return what `finetune` receives beside the model, the data and the folder."""
+    from kinfolk.workflows.race_jobs import planned_task
+
+    kind = type(planned_task(task))
+    choices = task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
+    every = max(1, ceil(steps / EVALUATIONS))
+    common = [f"train.batch_size={BATCH_SIZE}"]
+    if not choices.sets_steps:
+        common += [f"train.steps={steps}", f"train.eval_every={every}", f"train.save_every={every}"]
+    common += [f"train.seed={seed}", f"train.device={plan.options.device}"]
+    arguments: dict[str, Any] = {
+        "settings": [*common, "train.keep_checkpoints=1", *choices.settings],
+        "options": choices.options,
+        "formulation": choices.formulation,
+    }
+    if "cross_view" in family(entrant.family).capabilities:
+        arguments["unlabelled"] = ()  # it trains on labels alone, as the others do
+    return arguments

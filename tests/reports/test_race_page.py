@@ -1,0 +1,325 @@
+"""The page of a race: it says what race.json says, whoever raced and however far it got."""
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from kinfolk.reports.race_cards import emphasized, joined, summary
+from kinfolk.reports.race_page import render
+from kinfolk.reports.race_tables import byte_count, pair_rows, score_part
+from kinfolk.reports.race_view import (
+    Scale,
+    label_counts,
+    lead,
+    pairs,
+    race_entrants,
+    score_rows,
+    task_scale,
+)
+from support.races import FAMILIES, race
+
+EVIL = "</script><img src=x onerror=alert(1)>\"'&amp;"
+SECTIONS = [
+    "Held-out text",
+    "triage.tsv",
+    "reviews.jsonl",
+    "Learning",
+    "Cost and score",
+    "Frozen layers",
+    "Generated text",
+    "What it cost",
+    "Left out",
+    "How the race was run",
+    "Run it again",
+    "Notes",
+]
+VOID = {"meta", "input", "link", "br", "hr"}
+ACCURACY = Scale("accuracy", "points", 100)
+
+
+class Page(HTMLParser):
+    """The elements and the text of a page, which must be closed in the order they were opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag: str) -> list[str]:
+        """Return the text directly inside every element of a kind."""
+        return [text.strip() for inside, text in self.texts if inside == tag and text.strip()]
+
+    @property
+    def said(self) -> str:
+        inside = (text for tag, text in self.texts if tag not in ("script", "style"))
+        return " ".join(" ".join(inside).split())
+
+
+def hostile() -> dict[str, Any]:
+    """Return a race in which every text that a user chose is markup."""
+    names = [f"{EVIL}{i}=gpt2/tiny" for i in range(2)]
+    found = race(names, tasks=[EVIL])
+    found["command"] = found["corpus"]["name"] = found["corpus"]["tokenizer"] = EVIL
+    found["verdicts"] += [EVIL]
+    found["notes"] = [EVIL]
+    found["budget"] |= {"words": EVIL, "how": EVIL}
+    found["learning_rates"]["words"] = EVIL
+    found["machine"]["device"] = EVIL
+    found["tasks"][0] |= {"labels": {EVIL: 3}, "metric": EVIL, "kind": EVIL}
+    found["tasks"][0]["left_out"] = [{"entrant": EVIL, "reason": EVIL}]
+    found["likelihood"]["unit"] = EVIL
+    for row in found["likelihood"]["rows"]:
+        row["words"] = EVIL
+    found["entrants"][-1] |= {"name": EVIL, "left_out": EVIL}
+    found["entrants"][0]["objective"] = found["entrants"][0]["curve"]["objective"] = EVIL
+    for sample in found["samples"]:
+        sample["texts"] = [EVIL, EVIL]
+    return found
+
+
+def test_a_full_race_has_every_section_in_order() -> None:
+    page = Page(render(race()))
+    assert page.all("h2") == SECTIONS
+    assert page.all("h1") == ["Which family fits this text?"]
+    for family in FAMILIES:
+        assert page.said.count(f"{family}/tiny") > 10
+
+
+def test_the_page_needs_nothing_beside_it() -> None:
+    for tag, attributes in Page(render(race())).elements:
+        assert tag not in ("link", "img", "iframe")
+        assert not {"src", "href"} & {*attributes}
+
+
+def test_no_text_of_a_user_becomes_markup() -> None:
+    text = render(hostile())
+    page = Page(text)
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
+    assert page.said.count(EVIL) > 40
+    for tag, attributes in page.elements:
+        if tag == "button" and "data-name" in attributes:
+            assert str(attributes["data-name"]).startswith(
+                (EVIL, "unigram", "5-gram", "TF", "bi", "maj")
+            )
+
+
+def test_chart_data_is_json_that_holds_the_names() -> None:
+    page = Page(render(hostile()))
+    data = [text for tag, text in page.texts if tag == "script" and text.lstrip().startswith("{")]
+    assert data
+    assert any(
+        EVIL in json.dumps(json.loads(text), ensure_ascii=False) or EVIL in names(json.loads(text))
+        for text in data
+    )
+
+
+def names(value: Any) -> list[str]:
+    """Return all texts inside JSON."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for one in inner for text in names(one)]
+
+
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("likelihood", "Held-out text"),
+        ("probes", "Frozen layers"),
+        ("samples", "Generated text"),
+        ("command", "Run it again"),
+        ("notes", "Notes"),
+    ],
+)
+def test_an_empty_section_vanishes(key: str, section: str) -> None:
+    found = race()
+    del found[key]
+    assert Page(render(found)).all("h2") == [title for title in SECTIONS if title != section]
+    found[key] = None
+    assert section not in Page(render(found)).all("h2")
+
+
+def test_a_race_of_which_nothing_is_known_yet_is_a_page() -> None:
+    page = Page(render({"schema": 1, "complete": False, "entrants": []}))
+    assert "This race is not complete." in page.said
+    assert page.all("h2") == ["How the race was run"]
+
+
+def test_a_partial_race_shows_what_is_there() -> None:
+    found = race(complete=False)
+    found["tasks"] = found["tasks"][:1]
+    found["tasks"][0] |= {"differences": [], "verdicts": []}
+    found["likelihood"]["rows"] = found["likelihood"]["rows"][:2]
+    for entrant in found["entrants"][3:]:
+        entrant |= {"cost": None, "curve": None}
+    said = Page(render(found)).said
+    assert "This race is not complete." in said
+    assert "Not compared yet" in said
+    assert "share the lead" not in said.split("triage.tsv")[1].split("Budget")[0]
+    assert "This race is not complete." not in Page(render(race())).said
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        race(["gpt2/tiny"], tasks=()),
+        race(["bert/tiny"], likelihood=False),
+        race(seeds=1),
+        race([f"{family}-{i}={family}/tiny" for family in FAMILIES[:4] for i in range(5)]),
+        race([], tasks=()),
+    ],
+    ids=["one entrant", "no likelihood", "one seed", "twenty entrants", "baselines alone"],
+)
+def test_any_race_is_a_page(found: dict[str, Any]) -> None:
+    page = Page(render(found))
+    for entrant in found["entrants"]:
+        assert entrant["name"] in page.said
+    assert not re.search(r"\b(nan|None|inf|undefined)\b", page.said)
+
+
+def test_missing_numbers_are_dashes() -> None:
+    found = race(["gpt2/tiny", "glm/tiny"], tasks=["triage.tsv"])
+    found["likelihood"]["rows"][0] |= {"low": None, "high": float("nan"), "spread": None}
+    found["tasks"][0]["rows"][0]["mean"] = float("nan")
+    found["entrants"][0]["cost"] |= {"flops": None, "peak_bytes": None}
+    found["entrants"][0]["lr"] = None
+    found["probes"][0]["rows"][0]["layers"][1] = None
+    page = Page(render(found))
+    assert not re.search(r"\b(nan|None)\b", page.said)
+    assert "–" in page.all("td")
+
+
+def test_pseudo_likelihoods_are_a_table_of_their_own() -> None:
+    said = Page(render(race())).said
+    ranked, apart = said.split("Held-out text Text that")[1].split("Pseudo-likelihood: not ranked")
+    assert "gpt2/tiny" in ranked
+    assert "bert/tiny" not in ranked
+    assert "bert/tiny" in apart.split("triage.tsv Classification")[0]
+    assert "gpt2/tiny" not in apart.split("triage.tsv Classification")[0]
+
+
+def test_one_seed_is_said_to_cover_rows_only() -> None:
+    said = Page(render(race(seeds=1))).said
+    assert "One seed: the 95 % intervals cover the test rows (or documents) only" in said
+    assert "spread over seeds" not in said
+    said = Page(render(race(seeds=3))).said
+    assert "One seed" not in said
+    assert "spread over seeds" in said
+
+
+def rows_of(**means: float) -> list[dict[str, Any]]:
+    return [
+        {"entrant": name, "mean": mean, "low": mean, "high": mean} for name, mean in means.items()
+    ]
+
+
+def pair_of(first: str, second: str, value: float, shown: bool) -> dict[str, Any]:
+    ends = (value - 0.01, value + 0.01) if shown else (-1.0, 1.0)
+    pair = {"first": first, "second": second, "value": value, "p": 0.01, "shown": shown}
+    return pair | dict(zip(("low", "high"), ends, strict=True))
+
+
+def test_a_leader_is_named_alone_only_where_it_is_ahead_of_all_others() -> None:
+    rows = score_rows(rows_of(a=0.9, b=0.8, c=0.7), ACCURACY)
+    apart = pairs([pair_of("b", "a", -0.1, True), pair_of("a", "c", 0.2, True)])
+    close = pairs([pair_of("b", "a", -0.1, False), pair_of("a", "c", 0.2, True)])
+    found = lead("t", ACCURACY, rows, apart)
+    assert found is not None
+    assert (found.best.name, found.equals, found.behind) == ("a", (), ("b", "c"))
+    found = lead("t", ACCURACY, rows, close)
+    assert found is not None
+    assert (found.best.name, found.equals, found.behind) == ("a", ("b",), ("c",))
+    assert lead("t", ACCURACY, rows[:1], []) is None
+
+
+def test_the_lowest_score_leads_where_lower_is_better() -> None:
+    scale = Scale("bits per byte", "bits per byte", lower_is_better=True)
+    rows = score_rows(rows_of(a=1.9, b=1.7), scale)
+    found = lead("text", scale, rows, pairs([pair_of("a", "b", 0.2, True)]))
+    assert found is not None
+    assert (found.best.name, found.behind) == ("b", ("a",))
+
+
+def test_the_matrix_is_colored_only_where_a_difference_was_shown() -> None:
+    rows = score_rows(rows_of(a=0.9, b=0.8, c=0.79), ACCURACY)
+    found = pairs([pair_of("b", "a", -0.1, True), pair_of("b", "c", 0.01, False)])
+    part = score_part(rows, found, ACCURACY)
+    states = {(row.name, cell.name): cell.state for row in part.matrix for cell in row.cells}
+    assert states["a", "b"] == "ahead"
+    assert states["b", "a"] == "behind"
+    assert states["b", "c"] == states["c", "b"] == "open"
+    assert states["a", "a"] == states["a", "c"] == "none"
+    texts = {(row.name, cell.name): cell.text for row in part.matrix for cell in row.cells}
+    assert texts["a", "b"] == "▲ +10.0"
+    assert texts["b", "a"] == "▼ −10.0"
+    assert texts["c", "b"] == "−1.0"
+
+
+def test_pairs_have_the_better_ranked_entrant_first() -> None:
+    found = pairs([pair_of("b", "a", -0.1, True)])
+    (row,) = pair_rows(found, ["a", "b"], ACCURACY)
+    assert (row.first, row.second, row.words) == ("a", "b", "ahead")
+    assert [cell.text for cell in row.cells] == ["+10.0", "+9.0 to +11.0", "0.010"]
+
+
+def test_fractions_are_points_and_losses_are_not() -> None:
+    def scale(**fields: Any) -> Scale:
+        return task_scale({"metric": "m", **fields})
+
+    assert scale(maximum=1, unit="points").score(0.8432) == "84.3"
+    assert scale(maximum=100, unit="points").score(31.25) == "31.2"
+    assert scale(maximum=None, lower_is_better=True, unit="rmse").score(0.8432) == "0.843"
+    assert ACCURACY.difference(0.00004) == "0.0"
+
+
+def test_label_counts_increase_and_all_rows_come_last() -> None:
+    rows = [{"labels": labels} for labels in ("all", "256", "16", "64", "16")]
+    assert label_counts({"rows": rows, "train": 4000}) == ["16", "64", "256", "all"]
+    assert label_counts({"rows": rows}) == ["16", "64", "256", "all"]
+
+
+def test_names_in_a_verdict_are_whole_names() -> None:
+    entrants = race_entrants(race(["gpt=gpt2/tiny", "gpt2=gpt2/tiny"], tasks=()))
+    text = emphasized("gpt2 is ahead of gpt on gpt2.tsv by <1", entrants)
+    assert text.startswith('<b class="c1">gpt2</b> is ahead of <b class="c0">gpt</b> on gpt2')
+    assert text.endswith("by &lt;1.")
+    assert emphasized("no difference", {}) == "No difference."
+
+
+def test_long_lists_of_names_end_in_a_number() -> None:
+    assert joined(["a"]) == "a"
+    assert joined(["a", "b", "c", "d"]) == "a, b, c and d"
+    assert joined([*"abcdef"]) == "a, b, c and 3 others"
+
+
+def test_the_summary_counts_entrants_without_those_left_out() -> None:
+    found = race()
+    assert summary(found) == "8 entrants, wiki.txt (12.4 MB), 3 minutes each, 3 seeds, 2 tasks"
+    assert byte_count(999) == "999 bytes"
+
+
+def test_rendering_changes_nothing_in_the_race() -> None:
+    found = race()
+    before = copy.deepcopy(found)
+    assert render(found) == render(found)
+    assert found == before

@@ -1,0 +1,284 @@
+"""Pages of made-up values, through the functions that make the real ones."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from kinfolk.reports import audit_page, evaluation_page, race_page, run_page, tokenizers_page
+from kinfolk.reports.charts import (
+    Bar,
+    Bin,
+    IntervalRow,
+    Point,
+    ReferenceLine,
+    Series,
+    bars,
+    heatmap,
+    histogram,
+    interval_chart,
+    line_chart,
+    scatter,
+)
+from kinfolk.reports.page import environment
+from kinfolk.text.inspect import TokenizerStats, TokenView
+from kinfolk.workflows.compare_tokenizers import comparison_of
+from support.races import race
+
+LONG = "electra/small (objective=rtd, objective.discriminator_weight=25)"
+COUNTS = [[i * j for i in range(14)] for j in range(14)]
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def loss(name: str, start: float, end: float, steps: int = 500, noise: float = 0.12) -> Series:
+    """Return a falling, noisy curve."""
+    rng = random.Random(name)
+    ys = [
+        end + (start - end) * math.exp(-4.5 * i / steps) + rng.gauss(0, noise) for i in range(steps)
+    ]
+    return Series(name, range(1, steps + 1), ys)
+
+
+def held_out(curve: Series, gap: float, color: int) -> Series:
+    """Return a curve of few points above another one."""
+    places = range(49, len(curve.xs), 50)
+    xs, ys = ([values[i] for i in places] for values in (curve.xs, curve.ys))
+    return Series(f"{curve.name}, held out", xs, [y + gap for y in ys], color, dashed=True)
+
+
+def quickstart_page() -> str:
+    """Return the page of three families."""
+    shown = [
+        ("gpt2/tiny", "clm: each token from those before it", 6.2, 2.9, True),
+        ("bert/tiny", "mlm: masked tokens", 6.2, 3.4, False),
+        ("t5/tiny", "spans: masked spans", 5.8, 1.9, False),
+    ]
+    panels = []
+    for color, (name, title, start, end, likelihood) in enumerate(shown):
+        curve = loss(name, start, end)
+        curves = [Series(name, curve.xs, curve.ys, color), held_out(curve, 0.06, color)]
+        panels.append(
+            run_page.LossPanel(title=f"{name}, {title}", curves=curves, with_baselines=likelihood)
+        )
+    kinds = ["likelihood, left to right", "pseudo-likelihood, each token from all others"]
+    kinds.append("pseudo-likelihood, each span from the text around it")
+    scores = [
+        run_page.ModelScore(name, kind, nats, bits, 91_234, 512_000, 95.0, comparable=likelihood)
+        for (name, _, _, _, likelihood), kind, nats, bits in zip(
+            shown, kinds, (2.91, 2.2, 2.5), (2.13, 1.61, 1.83), strict=True
+        )
+    ]
+    filled = [run_page.TextSpan("Return "), run_page.TextSpan("True", generated=True)]
+    return run_page.render(
+        run_page.Report(
+            title="Three families, one text",
+            subtitle="A decoder, an encoder and an encoder-decoder, each trained for a few minutes "
+            "on the docstrings of Python's standard library.",
+            facts=[
+                ("text", "2.9 MB, 14,117 documents"),
+                ("vocabulary", "512 byte-level BPE tokens"),
+                ("size", "tiny: 2 layers, hidden size 128"),
+                ("time", "4.8 minutes in total"),
+            ],
+            panels=panels,
+            scores=scores,
+            baselines=[
+                run_page.Baseline("unigram entropy", 5.1, 3.74),
+                run_page.Baseline("3-gram, Kneser-Ney", 3.2, 2.35),
+            ],
+            samples=[
+                run_page.Sample("gpt2/tiny", "continues a text", "Return a list of", filled),
+                run_page.Sample("bert/tiny", "fills a word", EVIL, filled),
+            ],
+            notes=["BERT and T5 predict tokens from both sides."],
+        )
+    )
+
+
+def run_report() -> str:
+    """Return the page of a run whose loss has three parts, one of them with a name to escape."""
+    name = EVIL
+    main = loss(name, 9, 3.1, 3000)
+    part = loss("nsp", 0.7, 0.3, 3000, 0.05)
+    curves = [main, held_out(main, 0.05, 1)]
+    score = loss("accuracy", 0.2, 0.8, 12, 0.01)
+    return run_page.render(
+        run_page.Report(
+            title="bert/mini",
+            subtitle="Training and held-out loss, with unigram and 3-gram baselines.",
+            facts=[("steps", "3,000"), ("corpus", "a" * 120)],
+            panels=[
+                run_page.LossPanel(title="mlm: masked tokens", curves=curves, with_baselines=True),
+                run_page.LossPanel(title="nsp: whether a sentence follows", curves=[part]),
+            ],
+            metrics=[score, Series("BLEU", score.xs, [30 * y for y in score.ys])],
+            results=[("accuracy", "0.8123", "0.5012", "0.7410")],
+            result_columns=["best checkpoint", "majority", "TF-IDF + logistic regression"],
+            baselines=[run_page.Baseline("unigram entropy", 6.4)],
+        )
+    )
+
+
+def evaluation() -> str:
+    """Return the page of an evaluation with five classes, one of them with a long name."""
+    labels = ["billing", "bug", "feature request", "a class with quite a long name", EVIL]
+    counts = [
+        [80 if row == column else (row + 2 * column) % 7 for column in range(5)] for row in range(5)
+    ]
+    classes = {n: {"precision": 0.9, "recall": 0.8, "f1": 0.85, "support": 95} for n in labels}
+    bins = [(0.3, 0.35, 0.3, 41), (0.5, 0.56, 0.49, 120), (0.9, 0.97, 0.93, 1204)]
+    return evaluation_page.render(
+        evaluation_page.EvaluationPage(
+            title="triage.tsv",
+            rows=1365,
+            metric="accuracy",
+            score=0.842,
+            formatted=("0.8420", "0.8210", "0.8615"),
+            scores=[("accuracy", "0.8420"), ("macro F1", "0.8112"), ("Matthews", "0.7901")],
+            confusion={"labels": labels, "counts": counts},
+            class_heading="class",
+            classes=classes,
+            calibration=[
+                {"low": low, "high": low + 0.1, "probability": p, "accuracy": a, "count": n}
+                for low, p, a, n in bins
+            ],
+            calibration_error=0.031,
+            lengths=[
+                {"low": 10 * i, "high": 10 * i + 9, "rows": 300, "score": 0.9 - 0.04 * i}
+                for i in range(4)
+            ],
+            errors=[
+                {
+                    "number": 17,
+                    "text": "The invoice " + "of March " * 30 + EVIL,
+                    "label": "billing",
+                    "prediction": "feature request",
+                    "probability": 0.981,
+                }
+            ]
+            * 3,
+            details=[("model", "runs/triage/checkpoints/best"), ("rows", "1,365")],
+            notes=["3 rows are longer than the model's maximal length and were cut."],
+        )
+    )
+
+
+def audit() -> str:
+    """Return the page of an audit."""
+    row = audit_page.FileRow(
+        path="corpus/a/rather/deep/folder/with/a/long/name/part-00001.jsonl.zst",
+        problems=["line 7 is not JSON"],
+        documents=12_345,
+        characters=9_876_543,
+        lines=54_321,
+        blank=17,
+        bytes=4_000_000,
+    )
+    return audit_page.render(
+        audit_page.AuditPage(
+            title="2 files",
+            lead="24,690 documents with 19.8M characters.",
+            cards=[
+                audit_page.Card(name, "24,690", "in 2 files") for name in ("documents", "lines")
+            ],
+            findings=["corpus/part-00001.jsonl: line 7 is not JSON"],
+            lengths=[
+                (0, 2),
+                *((1 << i, round(900 * math.exp(-((i - 9) ** 2) / 8))) for i in range(15)),
+            ],
+            shortest=0,
+            longest=31_000,
+            scripts={"Latin": 900_000, "Han": 50_000, "Greek": 2_000, "Cyrillic": 1_500},
+            languages={"English": 800, "German": 120, "Chinese": 30, EVIL: 5},
+            repeated_lines=[("All rights reserved.", 812)],
+            exact_duplicates=[("a.txt:1", "b.txt:9", "All rights " * 20)],
+            near_duplicates=[],
+            files=[row, row],
+        )
+    )
+
+
+def tokenizers() -> str:
+    """Return the page that compares three tokenizers."""
+    words = Counter(Latin=60, Han=40)
+    measures = TokenizerStats(200, 100, 500, 5, Counter(Latin=150, Han=50), words)
+    views = [TokenView(7, "token", "token"), TokenView(1, "[UNK]", f"[UNK]⟨{EVIL}⟩", unknown=True)]
+    labels = [("runs/bpe", "bpe", 8192), ("runs/unigram", "unigram", 8192), (LONG, "word", 90)]
+    return tokenizers_page.render(
+        comparison_of(labels, [measures] * 3, [views * 20] * 3, held_out=True)
+    )
+
+
+def gallery() -> str:
+    """Return a page with every kind of chart, and long names in each."""
+    rows = [
+        IntervalRow(name, value, value - 1.4, value + 1.2, note, muted, color, group)
+        for group in ("16 labels", "all labels")
+        for color, (name, value, note, muted) in enumerate(
+            [
+                ("gpt2/tiny", 71.2 + len(group), "3 seeds", False),
+                (LONG, 78.4 + len(group), "3 seeds", False),
+                ("TF-IDF + logistic regression", 74.9, "baseline", True),
+            ]
+        )
+    ]
+    points = [
+        Point("gpt2/tiny", 2.1e12, 71.2, "3 min", 0, False, 69.8, 72.4),
+        Point("bert/tiny", 3.4e12, 78.4, "3 min", 1, False, 77.0, 79.6),
+        Point(LONG, 4.0e12, 79.0, "3 min", 2),
+        Point("TF-IDF", 1e9, 74.9, "", 3, muted=True),
+    ]
+    charts = [
+        line_chart(
+            [loss(name, 7, 2 + i / 3) for i, name in enumerate(["gpt2", "t5", "glm", LONG])],
+            [ReferenceLine("unigram", 5.9)],
+            x="step",
+            y="nats per token",
+        ),
+        line_chart(
+            [Series("bert", [16, 64, 256, 1024], [0.5, 0.61, 0.7, 0.8])],
+            x="labels",
+            y="accuracy",
+            log_x=True,
+            smooth=False,
+        ),
+        bars(
+            [Bar("gpt2", 1.5, "exact"), Bar(LONG, 2.5, muted=True, color=1)],
+            [ReferenceLine("unigram", 2.2)],
+            x="bits per byte",
+        ),
+        interval_chart(rows, [ReferenceLine("majority", 61.0)], x="accuracy, points", digits=1),
+        scatter(points, x="FLOPs", y="accuracy, points", log_x=True, digits=1),
+        heatmap(
+            [str(i) for i in range(14)],
+            [f"column {i}" for i in range(14)],
+            COUNTS,
+            x="prediction",
+            y="reference",
+        ),
+        histogram(
+            [Bin(str(i), str(i + 1), i * i) for i in range(9)], x="tokens", y="texts", digits=0
+        ),
+    ]
+    template = environment().from_string(
+        '{% extends "page.html" %}{% block title %}Charts{% endblock %}{% block content %}'
+        "<h1>Charts</h1>{% for chart in charts %}<section><h2>{{ loop.index }}</h2>{{ chart }}"
+        "</section>{% endfor %}{% endblock %}"
+    )
+    return template.render(charts=charts)
+
+
+def race_report() -> str:
+    """Return the page of a race."""
+    return race_page.render(race())
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "quickstart": quickstart_page,
+    "run": run_report,
+    "evaluation": evaluation,
+    "audit": audit,
+    "tokenizers": tokenizers,
+    "gallery": gallery,
+    "race": race_report,
+}
