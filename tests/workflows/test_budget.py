@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,29 +292,85 @@ def test_budgets_have_words() -> None:
     assert "without padding" in describe(Budget("tokens", 1))
 
 
-def test_runs_are_timed_in_turn_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+@dataclasses.dataclass
+class FakeRuns:
+    """Runs whose steps become slower, with one outlier; memory holds some of them."""
 
-    class Fake:
-        """A run whose steps become slower, with one outlier."""
+    memory: int
+    calls: list[str] = dataclasses.field(default_factory=list)
+    alive: int = 0
 
-        def __init__(self, recipe: Any, folder: Path, log: Any) -> None:
-            self.name, self.rounds, self.steps_per_round = recipe.name, drift(), 5
+    def make(self, recipe: Any, folder: Path, log: contextlib.ExitStack) -> Any:
+        seconds = iter((1.0, 1.1, 1.2, 99.0, 1.3, 1.4, 1.5))
+        self.alive += 1
+        log.callback(self.end)
 
-        def warm_up(self) -> None:
-            calls.append("warm up")
+        def warm_up() -> None:
+            self.calls.append("warm up")
+            if self.alive > self.memory:
+                raise torch.OutOfMemoryError
 
-        def seconds_per_step(self, steps: int) -> float:
-            calls.append(self.name)
-            return next(self.rounds)
+        def seconds_per_step(steps: int) -> float:
+            self.calls.append(recipe.name)
+            return next(seconds)
 
-    def drift() -> Iterator[float]:
-        yield from (1.0, 1.1, 1.2, 99.0, 1.3, 1.4, 1.5)
+        return SimpleNamespace(
+            warm_up=warm_up, seconds_per_step=seconds_per_step, steps_per_round=5
+        )
 
-    monkeypatch.setattr(budget, "TimedRun", Fake)
+    def end(self) -> None:
+        self.alive -= 1
+
+
+@pytest.mark.parametrize(
+    ("memory", "calls"),
+    [
+        (2, ["warm up", "warm up", *"ab" * 7]),
+        (1, ["warm up", "warm up", "warm up", *"a" * 7, "warm up", *"b" * 7]),
+    ],
+)
+def test_runs_are_timed_in_turn_and_the_median_counts(
+    memory: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRuns(memory)
+    monkeypatch.setattr(budget, "TimedRun", fake.make)
     recipes: Any = {name: SimpleNamespace(name=name) for name in "ab"}
     assert budget.time_steps(recipes) == {"a": 1.3, "b": 1.3}
-    assert calls == ["warm up", "warm up", *"ab" * budget.ROUNDS]
+    assert fake.calls == calls
+
+
+def test_a_device_without_the_memory_for_one_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "TimedRun", FakeRuns(0).make)
+    recipes: Any = {"a": SimpleNamespace(name="a")}
+    with pytest.raises(torch.OutOfMemoryError):
+        budget.time_steps(recipes)
+
+
+def test_flops_are_counted_on_the_cpu_where_the_device_has_too_little_memory(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, count, calls = entrant(home.corpus, "gpt2"), budget.flops_per_position, []
+    expected = count_step(chosen)
+
+    def fails_once(work: Any, read: Any) -> float:
+        calls.append(work)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return count(work, read)
+
+    monkeypatch.setattr(budget, "flops_per_position", fails_once)
+    assert count_step(chosen) == expected
+    assert len(calls) == 2
+
+
+def test_more_than_eight_runs_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import config
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    before = config.recompile_limit
+    with budget.many_compiled():
+        assert config.recompile_limit > 100
+    assert config.recompile_limit == before
 
 
 def test_a_timed_run_reads_its_batches_in_order_and_updates(home: Home, tmp_path: Path) -> None:

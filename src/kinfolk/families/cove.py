@@ -227,6 +227,12 @@ class CoVe(EncoderDecoder):
         """Return CoVe of each token: (batch, length, hidden_size)."""
         return [self.encode(inputs)]
 
+    def all_layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return the word vectors and the output of every layer of the encoder."""
+        texts = PackedTexts.of(inputs.attention_mask.document_ids)
+        outputs, _ = self.run_encoder(inputs, texts)
+        return [self.token_embeddings(inputs.input_ids), *map(texts.unflatten, outputs)]
+
     def encode(self, encoder_inputs: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, hidden_size)."""
         texts = PackedTexts.of(encoder_inputs.attention_mask.document_ids)

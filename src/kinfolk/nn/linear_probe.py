@@ -21,7 +21,9 @@ PATIENCE = 2  # weaker penalties that are tried after the best one
 # L2 penalty on the logits of a mix: without one, the best layer would take all of the weight.
 MIX_PENALTY = 0.01
 MAX_ITERATIONS = 200
-GRADIENT_TOLERANCE = 1e-4  # largest entry of the gradient at the end
+HISTORY = 10  # steps that L-BFGS approximates the Hessian from
+GRADIENT_TOLERANCE = 1e-4  # largest entry of the gradient at the end, or
+LOSS_TOLERANCE = 1e-6  # change of the loss in the last step
 STD_FLOOR = 1e-6  # of a feature that is constant
 
 
@@ -137,6 +139,8 @@ def minimize(start: LinearProbe, features: Tensor, targets: Tensor, penalty: flo
         trained,
         max_iter=MAX_ITERATIONS,
         tolerance_grad=GRADIENT_TOLERANCE,
+        tolerance_change=LOSS_TOLERANCE,
+        history_size=HISTORY,
         line_search_fn="strong_wolfe",
     )
 

@@ -18,7 +18,8 @@ NUM_COLORS = 8  # in the page's palette; the ninth model starts again
 MAX_TABLE_ROWS = 200  # of the table of a chart's data
 
 FIGURE = Markup(
-    '<figure class="chart {kind}"><div class="plot" role="img" aria-label="{label}"></div>'
+    '<figure class="chart {kind}"><div class="scroll"><div class="plot" role="img" '
+    'aria-label="{label}"></div></div>'
     '<script type="application/json">{data}</script>'
     '<details class="data" open><summary>Data</summary><div class="scroll" tabindex="0">'
     "<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details></figure>\n"

@@ -227,7 +227,7 @@ def batch_flops(work: PretrainWorkload, batch: Batch[Any]) -> int:
     work.model.train()
     with FlopCounter() as counter:
         loss = step.forward(batch.to(device))
-        loss.mean(batch.counts).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss.mean(batch.counts))
     work.model.zero_grad(set_to_none=True)
     return counter.total
 
@@ -275,8 +275,8 @@ class TimedRun:
 
     def warm_up(self) -> None:
         """Compile the step, and choose how many steps a round has."""
-        last = [self.seconds_per_step(1) for _ in range(WARMUP_STEPS)][-1]
-        steps = min(MAX_ROUND_STEPS, max(1, round(ROUND_SECONDS / last)))
+        fastest = min(self.seconds_per_step(1) for _ in range(WARMUP_STEPS))
+        steps = min(MAX_ROUND_STEPS, max(1, round(ROUND_SECONDS / fastest)))
         if self.device.type == "cuda":  # as many reads of the device as in a run
             steps = CUDA_LOG_EVERY * -(-steps // CUDA_LOG_EVERY)
         self.steps_per_round = steps
@@ -286,22 +286,33 @@ def time_steps(recipes: Mapping[str, Recipe]) -> dict[str, float]:
     """Return the seconds of a step of each recipe: the median of rounds in which all take turns.
 
     The speed of a machine drifts, so that runs measured one after the other would not be equal.
+    They are only where the device has not the memory for all.
     """
+    try:
+        return time_in_rounds(recipes)
+    except torch.OutOfMemoryError:
+        if len(recipes) == 1:
+            raise
+    return {name: time_in_rounds({name: recipe})[name] for name, recipe in recipes.items()}
+
+
+def time_in_rounds(recipes: Mapping[str, Recipe]) -> dict[str, float]:
+    """Return the seconds of a step of each recipe, with all runs in memory."""
+    runs: dict[str, TimedRun] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as log, many_compiled():
-        runs = {
-            name: TimedRun(recipe, Path(folder, str(number)), log)
-            for number, (name, recipe) in enumerate(recipes.items())
-        }
-        for run in runs.values():
-            run.warm_up()
-        rounds = [
-            {name: run.seconds_per_step(run.steps_per_round) for name, run in runs.items()}
-            for _ in range(ROUNDS)
-        ]
-        runs.clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the runs that follow may be other processes
+        try:
+            for name, recipe in recipes.items():
+                runs[name] = TimedRun(recipe, Path(folder, str(len(runs))), log)
+                runs[name].warm_up()
+            rounds = [
+                {name: run.seconds_per_step(run.steps_per_round) for name, run in runs.items()}
+                for _ in range(ROUNDS)
+            ]
+        finally:
+            runs.clear()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # the runs that follow may be other processes
     return {name: statistics.median(of[name] for of in rounds) for name in recipes}
 
 

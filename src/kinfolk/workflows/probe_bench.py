@@ -62,6 +62,7 @@ class ProbeBench:
     metric: Metric
     formulation: Formulation
     pooling: TextPooling
+    penalties: Sequence[float]
     rows: tuple[list[Any], ...]  # train, dev and test, and so below
     instances: tuple[list[Instance], ...]
     targets: tuple[Tensor, ...]  # of each text or word
@@ -75,6 +76,7 @@ class ProbeBench:
         task: Task,
         splits: tuple[list[Any], ...],
         pooling: TextPooling,
+        penalties: Sequence[float],
         seed: int,
     ) -> "ProbeBench":
         """Encode the rows as the formulation `features` does, in full for a network's length."""
@@ -94,6 +96,7 @@ class ProbeBench:
             next(metric for metric in metrics if metric.name == task.main_metric),
             formulation,
             pooling,
+            penalties,
             splits,
             tuple(
                 [i for row in rows for i in formulation.instances(row, tokenizer, labelled=False)]
@@ -163,7 +166,9 @@ class ProbeBench:
         outputs = max(1, len(self.task.labels))
         if self.task.output == "number":  # the penalties are for targets of variance 1
             targets, dev_targets = self.standardized(targets), self.standardized(dev_targets)
-        return fit_probe(train, targets, dev, dev_targets, outputs=outputs)
+        return fit_probe(
+            train, targets, dev, dev_targets, outputs=outputs, penalties=self.penalties
+        )
 
     def standardized(self, numbers: Tensor) -> Tensor:
         """Return numbers in the mean and deviation of the training rows."""

@@ -20,6 +20,7 @@ from kinfolk.families import family_of
 from kinfolk.hub.folder import bind_tokenizer
 from kinfolk.metrics.metric import Metric
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.linear_probe import PENALTIES
 from kinfolk.tasks.dataset import sample_rows
 from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
@@ -56,6 +57,7 @@ def probe_layers(
     *,
     seed: int = 0,
     pooling: TextPooling = "mean",
+    penalties: Sequence[float] = PENALTIES,
     max_train_rows: int = MAX_TRAIN_ROWS,
     max_test_rows: int = MAX_TEST_ROWS,
     device: str = "auto",
@@ -63,7 +65,8 @@ def probe_layers(
     """Probe every layer of a pretrained network, and of the same network with random weights.
 
     The model is a run, a model folder, or what `load` returns. Rows above the limits are left out,
-    the same ones for every model. Dev rows choose the L2 penalty alone. A text is the mean of its
+    the same ones for every model. Dev rows choose one of the L2 penalties, and
+    nothing else. A text is the mean of its
     tokens (`pooling`), a word its first subword token, or the last one in a decoder, which has read
     the whole word there. Of a pair of texts the probe reads [u; v; |u - v|; u * v]. The seed is
     that of random weights and of control tags.
@@ -80,7 +83,7 @@ def probe_layers(
         sample_rows(list(dev), max_test_rows),
         sample_rows(list(test), max_test_rows),
     )
-    bench = ProbeBench.open(network, tokenizer, task, splits, pooling, seed)
+    bench = ProbeBench.open(network, tokenizer, task, splits, pooling, penalties, seed)
     fresh = random_network(network, tokenizer, seed)
     return ProbeResult(
         metric=bench.metric,

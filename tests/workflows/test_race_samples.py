@@ -1,0 +1,130 @@
+"""Samples of pretrained models: prompts, families, the reference, copies."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kinfolk.data.prepare import prepare
+from kinfolk.errors import UserError
+from kinfolk.families import families, family
+from kinfolk.nn.language_model import LanguageModel
+from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.workflows.finetune_recipe import InitialWeights
+from kinfolk.workflows.pretrain import pretrain
+from kinfolk.workflows.race_samples import SampleJudge, sample_quality
+from kinfolk.workflows.recipe import recipe
+from support.runs import Home, text
+
+CONTINUE = [
+    name
+    for name in families()
+    if family(name).model.decoding in ("causal", "infilling", "two-stream")
+]
+OTHERS = [name for name in families() if name not in CONTINUE]
+FEW = {"count": 6, "prompt_tokens": 4, "new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def judge(home: Home) -> SampleJudge:
+    return SampleJudge.open(home.corpus)
+
+
+def network(name: str, tokenizer: Tokenizer) -> tuple[LanguageModel, Tokenizer]:
+    return InitialWeights(name=f"{name}/nano").config(tokenizer).build().eval(), tokenizer
+
+
+@pytest.mark.parametrize("name", [name for name in CONTINUE if name != "ngram"])
+def test_every_family_that_continues_text_is_sampled(name: str, judge: SampleJudge) -> None:
+    result = sample_quality(network(name, judge.tokenizer), judge, **FEW)
+    assert len(result.samples.texts) == 6
+    assert result.samples.prompts == result.reference.prompts
+    # Random weights are nothing like the text.
+    assert result.samples.ngram_perplexity > 5 * result.reference.ngram_perplexity
+    assert result.samples.copies.mean() < result.reference.copies.mean()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_families_are_refused_with_the_reason(name: str, judge: SampleJudge) -> None:
+    with pytest.raises(UserError, match=r"cannot continue a text|never to continue its input"):
+        sample_quality(network(name, judge.tokenizer), judge, **FEW)
+
+
+def test_a_model_of_the_text_samples_likelier_text_than_random_weights(
+    home: Home, judge: SampleJudge, tmp_path: Path
+) -> None:
+    run = pretrain(recipe("ngram/nano", home.corpus), tmp_path / "ngram")
+    counted = sample_quality(run, judge, **FEW).samples
+    untrained = sample_quality(network("gpt2", judge.tokenizer), judge, **FEW).samples
+    assert counted.ngram_perplexity < untrained.ngram_perplexity / 5
+    assert counted.copies.mean() > untrained.copies.mean()
+
+
+def test_samples_are_a_function_of_the_seed(runs: dict[str, Path], judge: SampleJudge) -> None:
+    first, again, other = (sample_quality(runs["gpt2"], judge, seed=n, **FEW) for n in (0, 0, 1))
+    assert first.to_json("gpt2") == again.to_json("gpt2")
+    assert first.samples.texts != other.samples.texts
+    assert first.reference.texts == other.reference.texts
+
+
+def test_the_reference_is_the_real_continuation(runs: dict[str, Path], home: Home) -> None:
+    result = sample_quality(runs["gpt2"], home.corpus, **FEW)
+    documents = home.text.read_text(encoding="utf-8").split("\n\n")
+    for prompt, rest in zip(result.reference.prompts, result.reference.texts, strict=True):
+        assert any(prompt + rest in document for document in documents)
+
+
+def test_numbers_for_the_page_are_finite_and_texts_are_text(
+    runs: dict[str, Path], judge: SampleJudge
+) -> None:
+    result = sample_quality(runs["gpt2"], judge, **FEW)
+    rows = json.loads(json.dumps(result.to_json("gpt2/nano")))
+    assert [row["reference"] for row in rows] == [False, True]
+    for row in rows:
+        for name in ("distinct_1", "distinct_2", "repetition", "loops", "self_bleu"):
+            assert 0 <= row[name] <= 1
+        assert math.isfinite(row["ngram_perplexity"])
+        assert len(row["texts"]) == 5
+
+
+def test_perplexity_is_of_the_continuation_after_its_prompt(judge: SampleJudge) -> None:
+    """Numerically: nats of the whole less those of the prompt."""
+    prompt, rest = "The cat saw", " the garden."
+    measured = judge.measure([prompt], [rest], 4)
+    whole, before = judge.nats([prompt + rest])[0], judge.nats([prompt])[0]
+    assert measured.nll[0] == pytest.approx(whole - before)
+    likely = measured.ngram_perplexity
+    assert judge.measure([prompt], [" xq zqj"], 4).ngram_perplexity > 10 * likely
+
+
+def test_a_copy_of_training_text_is_found(judge: SampleJudge) -> None:
+    training = judge.corpus.document(0)[:20]
+    copied = judge.tokenizer.decode(training)
+    measured = judge.measure(["", ""], [copied, "zqx jjk"], 20)
+    assert measured.copies[0] == len(training) > measured.copies[1]
+
+
+def test_a_model_with_another_tokenizer_gets_the_same_prompts(judge: SampleJudge) -> None:
+    other = train_tokenizer([text()], kind="unigram", vocab_size=300, fewer=True)
+    result = sample_quality(network("gpt2", other), judge, **FEW)
+    assert result.samples.prompts == result.reference.prompts
+
+
+def test_windows_are_short_where_documents_are(tmp_path: Path, home: Home) -> None:
+    source = tmp_path / "short.txt"
+    source.write_text("\n\n".join(text(60, seed=3).split(". ")), encoding="utf-8")
+    prepare([source], Tokenizer.load(home.tokenizer), tmp_path / "corpus", holdout=0.3)
+    judge = SampleJudge.open(tmp_path / "corpus")
+    windows, size = judge.windows(10, 16, 64)
+    lengths = {len(window) for window in windows}
+    assert len(lengths) == 1
+    assert max(np.diff(judge.held_out.starts)) >= lengths.pop()
+    assert 1 <= size < len(windows[0])
+
+
+def test_a_corpus_without_held_out_text_is_refused(tmp_path: Path, home: Home) -> None:
+    prepare([home.text], Tokenizer.load(home.tokenizer), tmp_path / "corpus")
+    with pytest.raises(UserError, match="no held-out documents"):
+        SampleJudge.open(tmp_path / "corpus")
