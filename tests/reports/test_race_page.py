@@ -20,9 +20,8 @@ from kinfolk.reports.race_view import (
     score_rows,
     task_scale,
 )
-from support.races import FAMILIES, race
+from support.races import EVIL, FAMILIES, hostile_race, race
 
-EVIL = "</script><img src=x onerror=alert(1)>\"'&amp;"
 SECTIONS = [
     "Held-out text",
     "triage.tsv",
@@ -74,28 +73,6 @@ class Page(HTMLParser):
         return " ".join(" ".join(inside).split())
 
 
-def hostile() -> dict[str, Any]:
-    """Return a race in which every text that a user chose is markup."""
-    names = [f"{EVIL}{i}=gpt2/tiny" for i in range(2)]
-    found = race(names, tasks=[EVIL])
-    found["command"] = found["corpus"]["name"] = found["corpus"]["tokenizer"] = EVIL
-    found["verdicts"] += [EVIL]
-    found["notes"] = [EVIL]
-    found["budget"] |= {"words": EVIL, "how": EVIL}
-    found["learning_rates"]["words"] = EVIL
-    found["machine"]["device"] = EVIL
-    found["tasks"][0] |= {"labels": {EVIL: 3}, "metric": EVIL, "kind": EVIL}
-    found["tasks"][0]["left_out"] = [{"entrant": EVIL, "reason": EVIL}]
-    found["likelihood"]["unit"] = EVIL
-    for row in found["likelihood"]["rows"]:
-        row["words"] = EVIL
-    found["entrants"][-1] |= {"name": EVIL, "left_out": EVIL}
-    found["entrants"][0]["objective"] = found["entrants"][0]["curve"]["objective"] = EVIL
-    for sample in found["samples"]:
-        sample["texts"] = [EVIL, EVIL]
-    return found
-
-
 def test_a_full_race_has_every_section_in_order() -> None:
     page = Page(render(race()))
     assert page.all("h2") == SECTIONS
@@ -111,7 +88,7 @@ def test_the_page_needs_nothing_beside_it() -> None:
 
 
 def test_no_text_of_a_user_becomes_markup() -> None:
-    text = render(hostile())
+    text = render(hostile_race())
     page = Page(text)
     assert not [tag for tag, _ in page.elements if tag == "img"]
     assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
@@ -124,7 +101,7 @@ def test_no_text_of_a_user_becomes_markup() -> None:
 
 
 def test_chart_data_is_json_that_holds_the_names() -> None:
-    page = Page(render(hostile()))
+    page = Page(render(hostile_race()))
     data = [text for tag, text in page.texts if tag == "script" and text.lstrip().startswith("{")]
     assert data
     assert any(

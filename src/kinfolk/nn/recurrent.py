@@ -85,7 +85,7 @@ class Recurrence:
             output, *final = lstm(layer, x, state, self.texts, weight_dropout)
         if self.carried:
             self.final += [self.texts.last_states(part).to(own) for part in final]
-        return output
+        return output.to(own)
 
     def output(self, hidden: Tensor) -> Output:
         """Return the output of the network, with the states for its next call."""
