@@ -29,7 +29,7 @@ from kinfolk.workflows.load import load
 from kinfolk.workflows.probe_bench import LayerProbes, ProbeBench, TextPooling
 
 MAX_TRAIN_ROWS, MAX_TEST_ROWS = 2000, 1000
-MAX_TRAIN_WORDS = 10_000  # of tagged sentences
+MAX_TRAIN_WORDS = 5000  # of tagged sentences
 
 
 @dataclass(frozen=True, eq=False)
