@@ -28,6 +28,8 @@ Use
     predict           labels, spans or texts of a fine-tuned model
     load_predictor    a fine-tuned model for many calls of predict
     evaluate          likelihood of a text, or scores on labelled rows
+    compare           families on a text and its tasks, with equal budgets
+    resume_race       continue an interrupted comparison
 
 Types: Callback, Corpus, FineTuneConfig, GenerationConfig, Prediction, Recipe, TaskDataset,
 Tokenizer, TrainConfig, UserError. `help(kinfolk.pretrain)` describes one function.
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
     from kinfolk.training.config import FineTuneConfig, TrainConfig
     from kinfolk.training.loop import Callback
+    from kinfolk.workflows.compare import compare, resume_race
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.generate import fill, generate, stream
@@ -69,6 +72,7 @@ __all__ = [
     "Tokenizer",
     "TrainConfig",
     "UserError",
+    "compare",
     "evaluate",
     "families",
     "fill",
@@ -83,6 +87,7 @@ __all__ = [
     "pretrain",
     "recipe",
     "resume",
+    "resume_race",
     "resume_stages",
     "save",
     "stream",
@@ -100,6 +105,7 @@ _MODULES = {
     "text.tokenizer": ["Tokenizer"],
     "training.config": ["FineTuneConfig", "TrainConfig"],
     "training.loop": ["Callback"],
+    "workflows.compare": ["compare", "resume_race"],
     "workflows.evaluate": ["evaluate"],
     "workflows.finetune": ["finetune"],
     "workflows.generate": ["fill", "generate", "stream"],

@@ -8,6 +8,7 @@ import torch
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, Output
 from kinfolk.families.ulmfit import FAMILY, ULMFiT
+from kinfolk.nn.recurrent import MAX_ERROR, bfloat16_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,3 +58,10 @@ def test_gradients_are_finite_under_autocast(ids: torch.Tensor, training: bool) 
     sum(output.hidden.square().sum() for output in outputs).backward()  # type: ignore[union-attr]
     grads = [p.grad for layer in model.lstm_layers for p in layer.parameters()]
     assert all(grad is not None and grad.isfinite().all() and grad.any() for grad in grads)
+
+
+def test_a_bfloat16_lstm_of_cudnn_has_the_gradients_of_float32() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not torch.cudnn_is_acceptable(torch.ones(1, device=device, dtype=torch.bfloat16)):
+        pytest.skip("this torch has no bfloat16 LSTM of cuDNN")
+    assert all(bfloat16_error(device, size) < MAX_ERROR for size in (64, 256))

@@ -1,11 +1,14 @@
 """Pages of made-up values, through the functions that make the real ones."""
 
+import json
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
-from kinfolk.reports import audit_page, evaluation_page, run_page, tokenizers_page
+from kinfolk.reports import audit_page, evaluation_page, race_page, run_page, tokenizers_page
 from kinfolk.reports.charts import (
     Bar,
     Bin,
@@ -23,9 +26,21 @@ from kinfolk.reports.charts import (
 from kinfolk.reports.page import environment
 from kinfolk.text.inspect import TokenizerStats, TokenView
 from kinfolk.workflows.compare_tokenizers import comparison_of
+from support.races import race
 
 LONG = "electra/small (objective=rtd, objective.discriminator_weight=25)"
+COUNTS = [[i * j for i in range(14)] for j in range(14)]
 EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def without_scripts(page: str) -> str:
+    """Return a page less what stands inside its scripts."""
+    return re.sub(r"(<script[^>]*>).*?</script>", r"\1</script>", page, flags=re.DOTALL)
+
+
+def chart_json(chart: str) -> Any:
+    """Return the data of a chart."""
+    return json.loads(chart.partition('<script type="application/json">')[2].partition("</")[0])
 
 
 def loss(name: str, start: float, end: float, steps: int = 500, noise: float = 0.12) -> Series:
@@ -186,7 +201,7 @@ def audit() -> str:
             ],
             shortest=0,
             longest=31_000,
-            scripts=dict(Latin=900_000, Han=50_000, Greek=2_000, Cyrillic=1_500),
+            scripts={"Latin": 900_000, "Han": 50_000, "Greek": 2_000, "Cyrillic": 1_500},
             languages={"English": 800, "German": 120, "Chinese": 30, EVIL: 5},
             repeated_lines=[("All rights reserved.", 812)],
             exact_duplicates=[("a.txt:1", "b.txt:9", "All rights " * 20)],
@@ -240,18 +255,35 @@ def gallery() -> str:
             log_x=True,
             smooth=False,
         ),
-        bars([Bar("gpt2", 1.5, "exact"), Bar(LONG, 2.5, muted=True, color=1)], [ReferenceLine("unigram", 2.2)], x="bits per byte"),
+        bars(
+            [Bar("gpt2", 1.5, "exact"), Bar(LONG, 2.5, muted=True, color=1)],
+            [ReferenceLine("unigram", 2.2)],
+            x="bits per byte",
+        ),
         interval_chart(rows, [ReferenceLine("majority", 61.0)], x="accuracy, points", digits=1),
         scatter(points, x="FLOPs", y="accuracy, points", log_x=True, digits=1),
-        heatmap([str(i) for i in range(14)], [f"column {i}" for i in range(14)], [[i * j for i in range(14)] for j in range(14)], x="prediction", y="reference"),
-        histogram([Bin(str(i), str(i + 1), i * i) for i in range(9)], x="tokens", y="texts", digits=0),
-    ]  # fmt: skip
+        heatmap(
+            [str(i) for i in range(14)],
+            [f"column {i}" for i in range(14)],
+            COUNTS,
+            x="prediction",
+            y="reference",
+        ),
+        histogram(
+            [Bin(str(i), str(i + 1), i * i) for i in range(9)], x="tokens", y="texts", digits=0
+        ),
+    ]
     template = environment().from_string(
         '{% extends "page.html" %}{% block title %}Charts{% endblock %}{% block content %}'
         "<h1>Charts</h1>{% for chart in charts %}<section><h2>{{ loop.index }}</h2>{{ chart }}"
         "</section>{% endfor %}{% endblock %}"
     )
     return template.render(charts=charts)
+
+
+def race_report() -> str:
+    """Return the page of a race."""
+    return race_page.render(race())
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -261,4 +293,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "audit": audit,
     "tokenizers": tokenizers,
     "gallery": gallery,
+    "race": race_report,
 }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typer import Typer
 
 MODULES = (  # of the commands
-    *("audit", "chat", "evaluate", "export", "finetune", "generate", "members"),
+    *("audit", "chat", "compare", "evaluate", "export", "finetune", "generate", "members"),
     *("predict", "prepare", "pretrain", "push", "quickstart", "tokenizer", "translate"),
 )
 

@@ -15,6 +15,7 @@ from kinfolk.errors import UserError
 # Commands in the order of work, as `kinfolk --help` lists them.
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "pretrain", "finetune", "evaluate"),
+    *("compare", "claims"),
     *("generate", "fill", "chat", "translate", "summarize", "predict"),
     *("members", "import", "export", "push"),
 )

@@ -10,10 +10,18 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.diversity import ngrams
-from kinfolk.metrics.metric import MeanMetric, Metric, Statistics, precision_recall_f1
+from kinfolk.metrics.metric import (
+    Counts,
+    MeanMetric,
+    Metric,
+    Statistics,
+    precision_recall_f1,
+    resampled_totals,
+)
 from kinfolk.text.unicode import guess_language
 
 References: TypeAlias = str | Sequence[str]  # the references of one text
@@ -289,3 +297,8 @@ class BitsPerByte(Perplexity):
     def score(self, total: Statistics, /) -> float:
         """Return bits per byte."""
         return float(total[0]) / math.log(2) / float(total[1])
+
+    def resampled_scores(self, statistics: Statistics, counts: Counts) -> NDArray[np.float64]:
+        """Divide all sums at once; of texts without bytes, there are 0 bits."""
+        nats, sizes = resampled_totals(statistics, counts).T
+        return nats / math.log(2) / np.where(sizes > 0, sizes, np.inf)

@@ -7,6 +7,7 @@ crosses from one text to another.
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -19,6 +20,8 @@ from kinfolk.packed_texts import PackedTexts, WholeRows
 
 LSTMState = tuple[Tensor, Tensor]  # hidden and cell state: (directions, texts or rows, size)
 STATES, STATE_DOCUMENTS = 0, 1  # keys of KVCache.extra
+SCATTERED_WEIGHTS = "RNN module weights are not part of single"  # a warning of torch
+MAX_ERROR = 0.03  # of a bfloat16 LSTM over 70 steps; 0.01 is that of rounding
 
 
 @torch.no_grad()
@@ -75,14 +78,15 @@ class Recurrence:
         `weight_dropout` is the rate at which recurrent weights are dropped in training, the same
         for all tokens (Merity et al. 2018, section 2).
         """
-        # cuDNN's half precision under autocast is float16, in which small gradients are lost.
+        own, dtype = layer.all_weights[0][0].dtype, lstm_dtype(layer, x.device)
+        # Autocast itself would run cuDNN in float16, in which small gradients are lost.
         with torch.autocast(x.device.type, enabled=False):
-            x = x.to(layer.all_weights[0][0].dtype)
+            x = x.to(dtype)
             state = self._first_states(layer, x)
             output, *final = lstm(layer, x, state, self.texts, weight_dropout)
         if self.carried:
-            self.final += [self.texts.last_states(part) for part in final]
-        return output
+            self.final += [self.texts.last_states(part).to(own) for part in final]
+        return output.to(own)
 
     def output(self, hidden: Tensor) -> Output:
         """Return the output of the network, with the states for its next call."""
@@ -112,11 +116,65 @@ class Recurrence:
         """Return the states that a layer starts each text from."""
         if self.initial:
             hidden, cell = self.initial[len(self.final) :][:2]
-            return self.texts.first_states(hidden), self.texts.first_states(cell)
+            first, then = self.texts.first_states(hidden), self.texts.first_states(cell)
+            return first.to(x.dtype), then.to(x.dtype)
         texts = x.shape[1] if self.texts.batch_sizes is None else self.texts.num_texts
         count = layer.num_layers * (2 if layer.bidirectional else 1)
         hidden_size, cell_size = state_sizes([layer])
         return x.new_zeros(count, texts, hidden_size), x.new_zeros(count, texts, cell_size)
+
+
+def lstm_dtype(layer: nn.LSTM, device: torch.device) -> torch.dtype:
+    """Return the type in which a layer runs: under bfloat16 autocast, where cuDNN has it, that."""
+    own = layer.all_weights[0][0].dtype
+    if device.type != "cuda" or isinstance(layer, ClippedLSTM):
+        return own
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return torch.bfloat16 if autocast == torch.bfloat16 and bfloat16_is_exact(device) else own
+
+
+@cache
+def bfloat16_is_exact(device: torch.device) -> bool:
+    """Return whether torch has a bfloat16 LSTM of cuDNN, whose results are those of float32.
+
+    cuDNN has it since 9.13. Elsewhere torch takes one step after the other, which is slower.
+    """
+    sample = torch.ones(1, device=device, dtype=torch.bfloat16)
+    if not torch.cudnn_is_acceptable(sample):
+        return False
+    try:  # small layers have a kernel of their own
+        return all(bfloat16_error(device, size) < MAX_ERROR for size in (64, 256))
+    except RuntimeError:  # cuDNN refuses it
+        return False
+
+
+@torch.inference_mode(mode=False)  # an evaluation may be the first to ask
+@torch.enable_grad()
+def bfloat16_error(device: torch.device, size: int) -> float:
+    """Return the largest relative error of the output and the gradients of a bfloat16 LSTM.
+
+    Its inputs and weights are the same in float32. The forget gates are open, so that an error in
+    the cell state stays in it.
+    """
+    steps, rows, bound = 70, 8, size**-0.5
+    draws = torch.Generator().manual_seed(0)
+    shapes = (4 * size, size), (4 * size, size), (4 * size,), (4 * size,)
+    weights = [torch.empty(shape).uniform_(-bound, bound, generator=draws) for shape in shapes]
+    weights[2].chunk(4)[1].fill_(3.0)
+    x, seed = (torch.randn(steps, rows, size, generator=draws) for _ in range(2))
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        given = [part.bfloat16().to(device, dtype).requires_grad_() for part in (x, *weights)]
+        zeros = torch.zeros(1, rows, size, device=device, dtype=dtype)
+        with torch.autocast(device.type, enabled=False), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=SCATTERED_WEIGHTS)
+            output, *_ = torch.lstm(
+                given[0], (zeros, zeros), given[1:], True, 1, 0.0, True, False, False
+            )
+        grads = torch.autograd.grad(output, given, seed.to(device, dtype))
+        results.append([part.detach().float() for part in (output, *grads)])
+    pairs = zip(*results, strict=True)
+    return max(float((found - exact).norm() / exact.norm()) for exact, found in pairs)
 
 
 def lstm(
@@ -130,10 +188,13 @@ def lstm(
     if isinstance(layer, ClippedLSTM):
         return layer.steps(x, state, texts)
     weights: list[Tensor] = [weight for part in layer.all_weights for weight in part]
-    if layer.training and weight_dropout > 0:
+    dropped = layer.training and weight_dropout > 0
+    if dropped:
         weights[1] = F.dropout(weights[1], weight_dropout)
+    if dropped or x.dtype != weights[0].dtype:
+        weights = [weight.to(x.dtype) for weight in weights]
         # cuDNN copies weights that are not in one block: less than a step costs.
-        warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
+        warnings.filterwarnings("ignore", message=SCATTERED_WEIGHTS)
     # `train` keeps what the backward pass needs; there is no dropout inside of the layer.
     settings = layer.bias, layer.num_layers, 0.0, torch.is_grad_enabled(), layer.bidirectional
 

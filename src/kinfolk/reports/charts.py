@@ -18,7 +18,8 @@ NUM_COLORS = 8  # in the page's palette; the ninth model starts again
 MAX_TABLE_ROWS = 200  # of the table of a chart's data
 
 FIGURE = Markup(
-    '<figure class="chart {kind}"><div class="plot" role="img" aria-label="{label}"></div>'
+    '<figure class="chart {kind}"><div class="scroll"><div class="plot" role="img" '
+    'aria-label="{label}"></div></div>'
     '<script type="application/json">{data}</script>'
     '<details class="data" open><summary>Data</summary><div class="scroll" tabindex="0">'
     "<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details></figure>\n"
@@ -29,7 +30,8 @@ FIGURE = Markup(
 class Series:
     """A curve; points that are not finite are skipped. `color` defaults to its place.
 
-    `low` and `high`, an interval at every x, are drawn as a band.
+    `low` and `high`, an interval at every x, are drawn as a band, or as whiskers of few points. A
+    curve `of` another is hidden with it and not in the legend.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Series:
     muted: bool = False
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def line_chart(
             {
                 "name": curve.name,
                 "color": color_of(index if curve.color is None else curve.color),
+                "of": curve.of,
                 "dashed": curve.dashed,
                 "muted": curve.muted,
                 "band": [

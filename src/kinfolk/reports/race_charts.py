@@ -32,6 +32,7 @@ from kinfolk.reports.race_view import (
 
 Entrants = Mapping[str, Entrant]
 LEARNING_AXES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
+FAR = 2  # widths of the range of all entrants
 TRADEOFF_COSTS = ("flops", "seconds", "tokens", "parameters", "peak_bytes", "joules")
 
 
@@ -41,6 +42,7 @@ def interval_panel(
     """Draw the mean and interval of every row, best first, over the baselines."""
     if not rows:
         return Markup()
+    far = far_baselines([*rows, *lines])
     drawn = [
         IntervalRow(
             row.name,
@@ -52,16 +54,39 @@ def interval_panel(
             color=entrants[row.name].color or 0,
         )
         for row in rows
+        if row not in far
     ]
-    references = [ReferenceLine(row.name, scale.factor * row.mean) for row in lines]
-    return interval_chart(drawn, references, x=scale.axis, digits=scale.digits)
+    references = [ReferenceLine(r.name, scale.factor * r.mean) for r in lines if r not in far]
+    panel = interval_chart(drawn, references, x=scale.axis, digits=scale.digits)
+    return panel + far_words(far, scale)
+
+
+def far_baselines(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """Return baselines so far from all entrants that drawing them would hide the differences."""
+    entrants = [row for row in rows if not row.baseline]
+    if len(entrants) < 2:
+        return []
+    low = min(row.mean if row.low is None else row.low for row in entrants)
+    high = max(row.mean if row.high is None else row.high for row in entrants)
+    reach = FAR * (high - low)
+    return [row for row in rows if row.baseline and not low - reach <= row.mean <= high + reach]
+
+
+def far_words(far: Sequence[ScoreRow], scale: Scale) -> Markup:
+    """Say which baselines are not drawn."""
+    if not far:
+        return Markup()
+    names = ", ".join(f"{row.name} ({scale.score(row.mean)})" for row in far)
+    return Markup('<p class="hint far">Off the axis: {}.</p>\n').format(names)
 
 
 def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
     """Draw the score of every entrant by the number of labelled rows."""
     rows = score_rows(task["rows"], scale)
+    far = far_baselines(rows)
+    names = dict.fromkeys(row.name for row in rows if row not in far)
     series = []
-    for name in dict.fromkeys(row.name for row in rows):
+    for name in names:
         own = {row.labels: row for row in rows if row.name == name}
         points = [(label_number(count, task), own[count]) for count in counts if count in own]
         series.append(
@@ -75,7 +100,7 @@ def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entra
                 high=[
                     scale.factor * (row.mean if row.high is None else row.high) for _, row in points
                 ],
-                color=entrants[name].color,
+                color=entrants[name].color or 0,
                 muted=entrants[name].color is None,
             )
         )
@@ -100,12 +125,10 @@ def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
         key = "eval_loss" if held_out else "train_loss"
         kind = "held-out loss" if held_out else "training loss"
         parts = [
-            replace(
-                part, chart=learning_chart(found, key, part.key, f"{objective}, {kind}", entrants)
-            )
+            replace(part, chart=learning_chart(found, key, part.key, kind, entrants))
             for part in choices(axes, LEARNING_AXES)
         ]
-        panels.append({"title": f"{objective}: {kind}", "parts": parts})
+        panels.append({"title": objective, "parts": parts})
     return {"axes": choices(axes, LEARNING_AXES), "panels": panels}
 
 
@@ -127,7 +150,7 @@ def learning_chart(
                 one["name"],
                 [xs[index] for index, _ in points],
                 [loss for _, loss in points],
-                color=entrants[one["name"]].color,
+                color=entrants[one["name"]].color or 0,
             )
         )
     return line_chart(series, [], x=LEARNING_AXES[axis], y=y, smooth=False)
@@ -224,11 +247,12 @@ def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
         scale = task_scale({"maximum": 1, **probe})
         series = [
             Series(
-                row["entrant"],
+                row["entrant"] + ("" if row["pretrained"] else " (random weights)"),
                 list(range(len(row["layers"]))),
                 [math.nan if value is None else scale.factor * value for value in row["layers"]],
-                color=entrants[row["entrant"]].color,
+                color=entrants[row["entrant"]].color or 0,
                 dashed=not row["pretrained"],
+                of="" if row["pretrained"] else row["entrant"],
             )
             for row in probe.get("rows") or ()
             if row.get("layers")

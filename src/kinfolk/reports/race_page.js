@@ -1,5 +1,6 @@
-// Switches, tables and the choice of entrants of the race page.
-(() => {
+// The race page: which entrants are shown, switches between charts, tables that sort and filter.
+"use strict";
+document.addEventListener("DOMContentLoaded", () => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const hidden = new Map(); // id of an entrant -> its name
 
@@ -13,7 +14,7 @@
       chip.setAttribute("aria-pressed", String(!hidden.has(chip.dataset.id)));
     }
     for (const reset of all(".reset")) reset.hidden = hidden.size === 0;
-    window.kinfolkCharts?.hideNames(new Set(hidden.values()));
+    window.kinfolkCharts?.hideNames([...hidden.values()]);
   }
 
   for (const chip of all(".chip")) {
@@ -46,7 +47,6 @@
             part.hidden = part.dataset.key !== button.dataset.key;
           }
         }
-        window.kinfolkCharts?.resize();
       });
     }
   }
@@ -110,4 +110,4 @@
       button.textContent = "copied";
     });
   }
-})();
+});

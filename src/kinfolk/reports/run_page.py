@@ -109,7 +109,7 @@ def loss_chart(panel: LossPanel, report: Report) -> Markup:
     return line_chart(panel.curves, lines, x=report.x, y=panel.y)
 
 
-def metric_charts(report: Report) -> list[Markup]:
+def metric_charts(report: Report) -> list[tuple[str, Markup]]:
     """Draw the scores on dev rows: those from 0 to 1 share an axis, every other has its own."""
     fractions, charts = [], []
     for metric in report.metrics:
@@ -118,7 +118,7 @@ def metric_charts(report: Report) -> list[Markup]:
         else:
             charts.append([metric])
     return [
-        line_chart(group, x=report.x, y="score" if len(group) > 1 else group[0].name, markers=True)
+        ("", line_chart(group, x=report.x, y=", ".join(metric.name for metric in group)))
         for group in ([fractions] if fractions else []) + charts
     ]
 

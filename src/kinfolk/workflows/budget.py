@@ -88,7 +88,9 @@ class Budget:
         """The budget in words: `3 minutes each`."""
         if self.kind == "minutes":
             return f"{self.amount:g} {'minute' if self.amount == 1 else 'minutes'} each"
-        return f"{format_amount(self)} {'FLOPs' if self.kind == 'flops' else 'tokens'} each"
+        if self.kind == "flops":
+            return f"{self.amount:.3g} FLOPs each"
+        return f"{self.amount:,.0f} tokens each"
 
     @property
     def per_run(self) -> float:
@@ -148,9 +150,7 @@ def budget_spread(budget: Budget, costs: Mapping[str, Cost], steps: Mapping[str,
 
 def format_amount(budget: Budget) -> str:
     """Return the amount as an option accepts it."""
-    if budget.kind == "tokens" and budget.amount < 1e6:
-        return f"{math.ceil(budget.amount)}"
-    return f"{budget.amount:g}"
+    return f"{budget.amount:.0f}" if budget.kind == "tokens" else f"{budget.amount:g}"
 
 
 def measure_costs(recipes: Mapping[str, Recipe], *, seconds: bool) -> dict[str, Cost]:
@@ -224,10 +224,14 @@ def batch_flops(work: PretrainWorkload, batch: Batch[Any]) -> int:
     step = optimizer_step(work, device, bfloat16=uses_bfloat16(work, device))
     if work.memory is not None:
         batch = batch.with_memory(work.memory[0])
+    batch = batch.to(device)
     work.model.train()
+    if device.type == "cuda":  # the first pass of an LSTM checks the kernel of the device
+        with torch.no_grad():
+            step.forward(batch)
     with FlopCounter() as counter:
-        loss = step.forward(batch.to(device))
-        loss.mean(batch.counts).backward()  # type: ignore[no-untyped-call]
+        loss = step.forward(batch)
+        torch.autograd.backward(loss.mean(batch.counts))
     work.model.zero_grad(set_to_none=True)
     return counter.total
 
@@ -275,8 +279,8 @@ class TimedRun:
 
     def warm_up(self) -> None:
         """Compile the step, and choose how many steps a round has."""
-        last = [self.seconds_per_step(1) for _ in range(WARMUP_STEPS)][-1]
-        steps = min(MAX_ROUND_STEPS, max(1, round(ROUND_SECONDS / last)))
+        fastest = min(self.seconds_per_step(1) for _ in range(WARMUP_STEPS))
+        steps = min(MAX_ROUND_STEPS, max(1, round(ROUND_SECONDS / fastest)))
         if self.device.type == "cuda":  # as many reads of the device as in a run
             steps = CUDA_LOG_EVERY * -(-steps // CUDA_LOG_EVERY)
         self.steps_per_round = steps
@@ -286,22 +290,33 @@ def time_steps(recipes: Mapping[str, Recipe]) -> dict[str, float]:
     """Return the seconds of a step of each recipe: the median of rounds in which all take turns.
 
     The speed of a machine drifts, so that runs measured one after the other would not be equal.
+    They are only where the device has not the memory for all.
     """
+    try:
+        return time_in_rounds(recipes)
+    except torch.OutOfMemoryError:
+        if len(recipes) == 1:
+            raise
+    return {name: time_in_rounds({name: recipe})[name] for name, recipe in recipes.items()}
+
+
+def time_in_rounds(recipes: Mapping[str, Recipe]) -> dict[str, float]:
+    """Return the seconds of a step of each recipe, with all runs in memory."""
+    runs: dict[str, TimedRun] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as log, many_compiled():
-        runs = {
-            name: TimedRun(recipe, Path(folder, str(number)), log)
-            for number, (name, recipe) in enumerate(recipes.items())
-        }
-        for run in runs.values():
-            run.warm_up()
-        rounds = [
-            {name: run.seconds_per_step(run.steps_per_round) for name, run in runs.items()}
-            for _ in range(ROUNDS)
-        ]
-        runs.clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the runs that follow may be other processes
+        try:
+            for name, recipe in recipes.items():
+                runs[name] = TimedRun(recipe, Path(folder, str(len(runs))), log)
+                runs[name].warm_up()
+            rounds = [
+                {name: run.seconds_per_step(run.steps_per_round) for name, run in runs.items()}
+                for _ in range(ROUNDS)
+            ]
+        finally:
+            runs.clear()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # the runs that follow may be other processes
     return {name: statistics.median(of[name] for of in rounds) for name in recipes}
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.data.corpus import Corpus
-from kinfolk.data.documents import ReadOptions, read_documents
+from kinfolk.data.documents import DocumentUnit, ReadOptions, read_documents
 from kinfolk.data.files import file_sizes
-from kinfolk.data.prepare import DocumentUnit, estimate_text_bytes, prepare
+from kinfolk.data.prepare import estimate_text_bytes, prepare
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.rng import Stream, generator, text_uniform

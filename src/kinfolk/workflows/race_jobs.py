@@ -27,11 +27,13 @@ from kinfolk.tasks.baselines import TITLES, fit_values
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
+from kinfolk.training.meters import measure
 from kinfolk.workflows import race_scores
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.pretrain import pretrain, resume
+from kinfolk.workflows.probes import probe_layers
 from kinfolk.workflows.race_data import read_stored, stored_dataset
 from kinfolk.workflows.race_plan import (
     Job,
@@ -40,6 +42,7 @@ from kinfolk.workflows.race_plan import (
     PlannedTask,
     write_json,
 )
+from kinfolk.workflows.race_samples import sample_quality
 from kinfolk.workflows.race_tasks import finetune_arguments, finetune_steps
 from kinfolk.workflows.recipe import Recipe
 
@@ -146,9 +149,7 @@ def run_pretrain(context: JobContext) -> dict[str, Any]:
     return {"lr": recipe.train.lr, **race_scores.run_facts(context.run, entrant, recipe), **usage}
 
 
-def planned_recipe(
-    entrant: PlannedEntrant, *, steps: int, lr: float | None, seed: int
-) -> Recipe:
+def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, seed: int) -> Recipe:
     """Return the recipe of a run; its schedule is scaled to the steps."""
     recipe = from_json(dict(entrant.recipe or {}), group="recipe")
     assert isinstance(recipe, Recipe)
@@ -177,10 +178,8 @@ def chosen_rate(context: JobContext) -> float | None:
 
 def train_or_resume(recipe: Recipe, folder: Path, on_progress: OnProgress) -> dict[str, Any]:
     """Train a run to its end, from where it was interrupted; return the resources it used."""
-    from kinfolk.training.meters import measure
-
     callbacks = [ShareOfSteps(on_progress)]
-    with measure() as usage:
+    with measure(recipe.train.device) as usage:
         if not (folder / "recipe.json").is_file():
             pretrain(recipe, folder, callbacks=callbacks)
         elif not is_complete(folder, ("report.html",)):
@@ -294,19 +293,22 @@ def run_baseline(context: JobContext) -> dict[str, Any]:
 
 def run_probe(context: JobContext) -> dict[str, Any]:
     """Probe the frozen layers of a pretrained model."""
-    from kinfolk.workflows.probes import probe_layers
-
-    data = stored_dataset(context.task_folder, context.task.kind, "all", context.job.seed)
-    return {"probe": probe_layers(context.run, data, seed=context.job.seed)}
+    plan, seed = context.plan, context.job.seed
+    data = stored_dataset(context.task_folder, context.task.kind, "all", seed)
+    train, dev = data.splits
+    rows, task = test_rows(context), planned_task(context.task)
+    found = probe_layers(context.run, train, dev, rows, task, seed=seed, device=plan.options.device)
+    return {"probe": found.to_json(context.entrant.name)}
 
 
 def run_sample(context: JobContext) -> dict[str, Any]:
     """Generate texts, and measure them."""
-    from kinfolk.workflows.race_samples import sample_quality
-
     entrant, count = context.entrant, context.plan.options.samples
-    quality = sample_quality(context.run, Path(entrant.corpus), seed=context.job.seed, count=count)
-    return {"sample": quality}
+    device = context.plan.options.device
+    found = sample_quality(
+        context.run, entrant.corpus, seed=context.job.seed, count=count, device=device
+    )
+    return {"sample": found.to_json(entrant.name)}
 
 
 RUNNERS: Mapping[str, Callable[[JobContext], dict[str, Any]]] = {
@@ -345,7 +347,7 @@ def _progress_of(emit: Callable[..., None], job: Job) -> OnProgress:
     return lambda share: emit(event="progress", job=job.name, share=share)
 
 
-def main(race: str, group: str) -> None:
+def main(race: str, group: str, *_: str) -> None:
     """Run a group in this process, and report every event as a line of JSON."""
     folder = Path(race)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -369,7 +371,7 @@ def _alone(race: Path, group: str) -> Iterator[None]:
 
 def _end_with_parent() -> None:
     """End this process when the other end of its input is closed: its parent has ended."""
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):  # without the lock of sys.stdin, which the end of the process needs
         pass
     os._exit(1)
 

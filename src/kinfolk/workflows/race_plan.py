@@ -68,8 +68,9 @@ class Entrant:
                 f"the name {name[:40]!r}... has {len(name)} characters, more than {NAME_LENGTH}: "
                 f"give a shorter one, NAME={model}"
             )
-        lists = {key: tuple(chosen.pop(key)) for key in ("settings", "task_settings")}
-        return cls(name, model, **lists, **chosen)
+        for key in ("settings", "task_settings"):
+            chosen[key] = tuple(chosen[key])
+        return cls(name, model, **chosen)
 
     @property
     def family(self) -> str:
@@ -134,7 +135,9 @@ class RaceOptions:
     task_steps: int = 400  # of a fine-tuning, at most
     max_tokens: int = 4096  # that an encoder scores
     probes: bool = True
-    samples: int = 8  # texts that each entrant generates
+    probe_seeds: bool = False  # probe the models of all seeds, not of the first alone
+    baselines: bool = True  # that stand beside the entrants
+    samples: int = 32  # texts that each entrant generates
     device: str = "auto"
 
     @classmethod

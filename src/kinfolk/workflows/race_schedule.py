@@ -23,7 +23,7 @@ def race_jobs(
     yield from baseline_jobs(options, taking_part, tasks)
     for seed in range(options.seeds):
         for entrant in taking_part:
-            if not entrant.baseline or entrant.size and not entrant.counted:
+            if not entrant.baseline or (entrant.size and not entrant.counted):
                 yield from entrant_jobs(options, entrant, tasks, seed)
 
 
@@ -84,9 +84,9 @@ def entrant_jobs(
     for task in tasks:
         if entrant.name not in task.entrants:
             continue
-        if not seed and options.probes and entrant.pretrains:
-            name = f"probe.{task.slug}.{end}"
-            yield Job(name, "probe", group, entrant.name, task=task.slug, seconds=PROBE_SECONDS)
+        if (options.probe_seeds or not seed) and options.probes and entrant.pretrains:
+            name, time = f"probe.{task.slug}.{end}", PROBE_SECONDS
+            yield Job(name, "probe", group, entrant.name, seed, task=task.slug, seconds=time)
         for labels in task.labels:
             yield Job(
                 name=f"finetune.{task.slug}.{entrant.slug}.labels-{labels}.seed-{seed}",

@@ -1,7 +1,6 @@
 """What the jobs of a comparison measure: likelihood by document, curves and costs of a run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from kinfolk.metrics.metric import Metric
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.tasks.task import Task
 from kinfolk.training import log
-from kinfolk.workflows.evaluate import count_parameters, open_evaluation
+from kinfolk.workflows.baselines import document_scores, fit_ngram, fit_unigram
+from kinfolk.workflows.evaluate import ENCODER_SCORERS, count_parameters, open_evaluation
 from kinfolk.workflows.race_plan import PlannedEntrant
 from kinfolk.workflows.recipe import Recipe
 
@@ -84,27 +84,19 @@ def run_facts(run: Path, entrant: PlannedEntrant, recipe: Recipe) -> dict[str, A
 def model_likelihood(run: Path, corpus: Path, max_tokens: int, device: str) -> dict[str, Any]:
     """Score held-out documents by a pretrained model: nats and bytes of each."""
     evaluation = open_evaluation(run, corpus / "holdout", None, device=device)
-    scores = evaluation.likelihood(max_tokens=max_tokens if is_sampled(evaluation) else None)
-    kind = PSEUDO if scores.kind.startswith(PSEUDO) else LIKELIHOOD
-    share = (scores.sampled_from or scores.tokens) / scores.tokens
-    return {"kind": kind, "words": scores.kind, "documents": [[scores.nats * share, scores.bytes]]}
-
-
-def is_sampled(evaluation: Any) -> bool:
-    """Return whether a model takes a forward pass for each token."""
-    return "max_predictions" in vars(evaluation.scoring)
+    limited = isinstance(evaluation.scoring, ENCODER_SCORERS)
+    documents = evaluation.document_scores(max_tokens=max_tokens if limited else None)
+    kind = PSEUDO if evaluation.kind.startswith(PSEUDO) else LIKELIHOOD
+    return {"kind": kind, "words": evaluation.kind, "documents": documents}
 
 
 def counted_likelihood(corpus: Corpus, order: int) -> dict[str, Any]:
     """Score held-out documents by an n-gram model of the training documents."""
-    from kinfolk.workflows.baselines import fit_ngram, score_text
-
-    model = fit_ngram([(corpus, 1.0)], order)
-    scores = score_text(model, Corpus.open(corpus.folder / "holdout"))
+    model = fit_unigram([corpus]) if order == 1 else fit_ngram([(corpus, 1.0)], order)
     return {
         "kind": BASELINE,
-        "words": f"likelihood, left to right, of a {order}-gram model",
-        "documents": [[scores.nats, scores.bytes]],
+        "words": f"likelihood, left to right, of {order}-gram counts",
+        "documents": document_scores(model, Corpus.open(corpus.folder / "holdout")),
     }
 
 
@@ -129,8 +121,3 @@ def development_loss(run: Path, recipe: Recipe) -> float:
 def odd_documents(result: dict[str, Any]) -> dict[str, Any]:
     """Return a likelihood of the documents that no search of a learning rate has read."""
     return {**result, "documents": result["documents"][1::2] or result["documents"]}
-
-
-def with_device(recipe: Recipe, device: str) -> Recipe:
-    """Return a recipe for a device."""
-    return replace(recipe, train=replace(recipe.train, device=device))

@@ -226,7 +226,9 @@ def share_budget(
             shared.append(entrant)
             continue
         cost = with_guessed_seconds(costs[entrant.name], threads)
-        shared.append(with_steps(entrant, recipes[entrant.name], steps[entrant.name], cost, options))
+        shared.append(
+            with_steps(entrant, recipes[entrant.name], steps[entrant.name], cost, options)
+        )
     return shared, spread
 
 
@@ -283,7 +285,9 @@ def scaled(train: TrainConfig, steps: int, *, own_warmup: bool) -> TrainConfig:
 def baseline_entrants(
     options: RaceOptions, corpus: Corpus, *, has_tasks: bool
 ) -> list[PlannedEntrant]:
-    """Return what always stands beside the entrants: counted models, and a BiLSTM on tasks."""
+    """Return what stands beside the entrants: counted models, and a BiLSTM on tasks."""
+    if not options.baselines:
+        return []
     folder, models = str(corpus.folder.resolve()), {entrant.model for entrant in options.entrants}
     names = {entrant.name for entrant in options.entrants}
     counted = {"unigram": 1, f"{NGRAM_ORDER}-gram": NGRAM_ORDER}

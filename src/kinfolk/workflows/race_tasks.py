@@ -99,7 +99,7 @@ def plan_task(
         class_counts=task.class_counts,
         entrants=tuple(able),
         left_out=left_out,
-        baselines=baseline_names(task.task, task.train),
+        baselines=baseline_names(task.task, task.train) if options.baselines else (),
         notes=task.notes,
     )
 

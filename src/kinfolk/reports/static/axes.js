@@ -10,6 +10,7 @@ window.kinfolk.axes = (() => {
   };
 
   const compact = (value) => {
+    if (Number.isInteger(value) && Math.abs(value) < 1e4) return value.toLocaleString("en");
     for (const [power, letter] of [[1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
       if (Math.abs(value) >= power) return `${+(value / power).toPrecision(4)}${letter}`;
     return String(+value.toPrecision(4));
@@ -77,7 +78,7 @@ window.kinfolk.axes = (() => {
     axisTick: { show: false, customValues: scale.ticks.map(scale.to) },
     axisLabel: {
       customValues: scale.ticks.map(scale.to),
-      formatter: (value) => compact(scale.from(value)),
+      formatter: (value) => compact(+scale.from(value).toPrecision(10)),
       color: ink.soft,
       fontSize: 12,
       fontFamily: FONT,

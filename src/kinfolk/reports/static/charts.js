@@ -1,4 +1,4 @@
-// Interactive charts: every <figure class="chart"> is drawn from the JSON inside it.
+// Interactive charts: every figure of class "chart" is drawn from the JSON inside it.
 "use strict";
 (() => {
   const { color, onRedraw, axes, builders } = window.kinfolk;
@@ -9,7 +9,7 @@
     return made;
   };
   const ink = () => {
-    const names = ["paper", "card", "ink", "soft", "hair"];
+    const names = ["paper", "card", "ink", "soft", "hair", "strong"];
     const shades = Object.fromEntries(names.map((name) => [name, color(name)]));
     return { ...shades, colors: Array.from({ length: 8 }, (_, index) => color(`c${index}`)) };
   };
@@ -18,7 +18,7 @@
     constructor(figure) {
       this.figure = figure;
       this.spec = JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
-      this.state = { hidden: new Set(), logX: this.spec.logX, logY: this.spec.logY, window: null };
+      this.state = { hidden: new Set(), logX: this.spec.logX, logY: this.spec.logY, window: null, focus: null };
       this.plot = figure.querySelector(".plot");
       this.builder = builders[this.spec.kind];
       this.addControls();
@@ -39,12 +39,12 @@
       this.buttons = {};
       for (const [key, label] of [["logY", "log y"], ["logX", "log x"]])
         if (this.builder.zooms && this.builder.positive(this.spec, key)) bar.append(this.toggle(key, label));
-      this.reset = element("button", "reset", "reset zoom");
+      this.reset = element("button", "unzoom", "reset zoom");
       this.reset.type = "button";
       this.reset.hidden = true;
       this.reset.addEventListener("click", () => this.zoom(null));
       bar.append(this.reset);
-      this.figure.insertBefore(bar, this.plot);
+      this.figure.prepend(bar);
     }
 
     toggle(key, label) {
@@ -59,7 +59,7 @@
       return button;
     }
 
-    draw() {
+    draw({ legend = true } = {}) {
       const shades = ink();
       this.plot.style.minWidth = this.builder.minWidth ? `${this.builder.minWidth(this.spec)}px` : "";
       this.width = this.plot.clientWidth;
@@ -69,7 +69,7 @@
       this.plot.style.height = `${built.height}px`;
       this.chart.resize({ width: this.width, height: built.height });
       this.chart.setOption({ animation: false, textStyle: { fontFamily: axes.FONT }, tooltip: this.tooltip(built), ...built.option }, true);
-      this.drawLegend(built.keys || [], shades);
+      if (legend) this.drawLegend(built.keys || [], shades);
     }
 
     tooltip(built) {
@@ -111,16 +111,23 @@
 
     legendKey(key, shades) {
       const { hidden } = this.state;
-      const button = element("button", key.line ? "key line" : "key");
+      const button = element("button", key.line ? "legend-key line" : "legend-key");
       button.type = "button";
       button.setAttribute("aria-pressed", String(!hidden.has(key.name)));
       button.title = "Click to hide or show, double-click for this one alone";
       const swatch = element("span", "swatch");
-      swatch.style.color = key.line ? shades.soft : shades.colors[key.color];
+      swatch.style.color = key.line || key.muted ? shades.soft : shades.colors[key.color];
       if (key.dashed) swatch.classList.add("dashed");
       button.append(swatch, element("span", "key-name", key.name));
       if (key.value !== undefined) button.append(element("span", "key-value", key.value));
+      const focus = (name) => {
+        this.state.focus = hidden.has(key.name) || key.line ? null : name;
+        this.draw({ legend: false });
+      };
+      button.addEventListener("mouseenter", () => focus(key.name));
+      button.addEventListener("mouseleave", () => focus(null));
       button.addEventListener("click", () => {
+        this.state.focus = null;
         if (!hidden.delete(key.name)) hidden.add(key.name);
         this.draw();
       });
@@ -132,6 +139,12 @@
         this.draw();
       });
       return button;
+    }
+
+    // A page that chooses names for all its charts overrules what was clicked in one of them.
+    hideOnly(names) {
+      this.state.hidden = new Set(names);
+      this.draw();
     }
 
     zoom(window) {
@@ -191,6 +204,10 @@
   }
 
   document.addEventListener("DOMContentLoaded", () => {
-    window.kinfolk.charts = [...document.querySelectorAll("figure.chart")].map((figure) => new Chart(figure));
+    const charts = [...document.querySelectorAll("figure.chart")].map((figure) => new Chart(figure));
+    window.kinfolkCharts = {
+      resize: () => charts.forEach((chart) => chart.draw()),
+      hideNames: (names) => charts.forEach((chart) => chart.hideOnly(names)),
+    };
   });
 })();

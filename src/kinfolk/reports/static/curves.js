@@ -2,40 +2,43 @@
 "use strict";
 window.kinfolk.builders = (() => {
   const { FONT, textWidth, compact, fixed, scale, range, percentile, axis } = window.kinfolk.axes;
+  const BANDS = 4; // curves up to which each shows its interval; more would cover each other
+  const FEW = 8; // values of x up to which each has its tick
   const MARKED = 40; // points up to which each has a mark
 
   const inside = (value, bounds) => !bounds || (value >= bounds[0] && value <= bounds[1]);
-  const visible = (entries, state) => entries.filter((entry) => !state.hidden.has(entry.name));
+  const visible = (entries, state) => entries.filter((entry) => !state.hidden.has(entry.of || entry.name));
   const halo = (ink) => ({ textBorderColor: ink.paper, textBorderWidth: 4, stroke: ink.paper, lineWidth: 4 });
 
-  const grid = (yScale, width) => {
+  const grid = (xScale, yScale) => {
     const labels = yScale.ticks.map((tick) => textWidth(compact(tick), 12));
-    return { left: Math.max(30, ...labels) + 12, right: width < 520 ? 12 : 20, top: 10, bottom: 46, outerBoundsMode: "none" };
+    const last = textWidth(compact(xScale.ticks.at(-1) ?? 0), 12);
+    return { left: Math.max(20, ...labels) + 12, right: Math.max(8, last / 2 + 4), top: 10, bottom: 46, outerBoundsMode: "none" };
   };
 
-  // A dashed line across the chart, its name at the right end.
-  const referenceLine = (line, x, y, ink, width) => ({
+  // A dashed line across the chart, its name at an end where no point is near.
+  const referenceLine = (line, x, y, ink, points) => ({
     type: "custom",
     name: line.name,
     silent: true,
-    z: 1,
+    z: 4,
     data: [[x.to(x.low), y.to(line.value)]],
     renderItem: (params, api) => {
       const level = api.coord([x.to(x.low), y.to(line.value)])[1];
       const { x: left, width: wide } = params.coordSys;
-      const text = { text: line.name, x: left + wide - 4, y: level - 5, align: "right", verticalAlign: "bottom", width: Math.min(wide, width) - 8, overflow: "truncate", font: `12px ${FONT}`, fill: ink.soft, ...halo(ink) };
-      return {
-        type: "group",
-        children: [
-          { type: "line", shape: { x1: left, x2: left + wide, y1: level, y2: level }, style: { stroke: ink.ink, opacity: 0.65, lineWidth: 1.4, lineDash: [6, 4] } },
-          { type: "text", style: text },
-        ],
-      };
+      const right = left + wide;
+      const rule = { type: "line", shape: { x1: left, x2: right, y1: level, y2: level }, style: { stroke: ink.ink, opacity: 0.65, lineWidth: 1.4, lineDash: [6, 4] } };
+      const label = textWidth(line.name, 12) + 8;
+      const pixels = points.map((point) => api.coord([x.to(point[0]), y.to(point[1])]));
+      const free = (start) => start >= left && start + label <= right && !pixels.some(([a, b]) => a > start - 4 && a < start + label && b > level - 22 && b < level + 4);
+      const start = [right - label, left + 4, (left + right - label) / 2].find(free);
+      if (start === undefined) return rule; // the legend has the name
+      return { type: "group", children: [rule, { type: "text", style: { text: line.name, x: start + 4, y: level - 5, verticalAlign: "bottom", font: `12px ${FONT}`, fill: ink.soft, ...halo(ink) } }] };
     },
   });
 
-  const drawnLines = (lines, x, y, ink, width) =>
-    lines.filter((line) => line.value >= y.low && line.value <= y.high && (y.to !== Math.log10 || line.value > 0)).map((line) => referenceLine(line, x, y, ink, width));
+  const drawnLines = (lines, x, y, ink, points) =>
+    lines.filter((line) => line.value >= y.low && line.value <= y.high && (y.to !== Math.log10 || line.value > 0)).map((line) => referenceLine(line, x, y, ink, points));
 
   const nearest = (points, x) => {
     let best = null;
@@ -43,19 +46,59 @@ window.kinfolk.builders = (() => {
     return best;
   };
 
+  const valueAt = (series, x, digits) => {
+    const [at, value] = nearest(series.points, x);
+    const bounds = series.band.find(([place, low, high]) => place === at && low !== null && high !== null);
+    return fixed(value, digits) + (bounds ? ` (${fixed(bounds[1], digits)} to ${fixed(bounds[2], digits)})` : "");
+  };
+
   const lineScales = (spec, state, width) => {
     const shown = visible(spec.series, state);
     const xs = shown.flatMap((series) => series.points.map((point) => point[0]));
-    const x = scale(...(state.window?.x || range(xs, state.logX, 0)), state.logX, Math.max(3, Math.min(8, width / 90)));
+    const margin = shown.some((series) => series.band.length && series.band.length <= FEW) ? 0.06 : 0;
+    const x = scale(...(state.window?.x || range(xs, state.logX, margin)), state.logX, Math.max(3, Math.min(8, width / 90)));
+    const places = [...new Set(xs)].filter((value) => value >= x.low && value <= x.high);
+    if (state.logX && places.length <= FEW) x.ticks = places; // 16, 64, 256 labels
+    if (xs.every(Number.isInteger)) x.ticks = x.ticks.filter(Number.isInteger); // layers, steps
     const heights = state.window?.x ? [] : visible(spec.lines, state).map((line) => line.value);
     for (const series of shown) {
       const soft = series.points.filter((point) => inside(point[0], state.window?.x)).map((point) => point[1]);
       const raw = series.raw.filter((point) => inside(point[0], state.window?.x)).map((point) => point[1]).sort((a, b) => a - b);
-      heights.push(...soft);
+      const bounds = series.band.filter((each) => inside(each[0], state.window?.x)).flatMap((each) => each.slice(1));
+      heights.push(...soft, ...bounds.filter((bound) => bound !== null));
       if (raw.length) heights.push(percentile(raw, 0.01), percentile(raw, 0.99)); // single spikes would flatten the rest
     }
     const y = scale(...(state.window?.y || range(heights, state.logY, 0.06)), state.logY, 5);
     return { x, y, shown };
+  };
+
+  const vivid = (entry, state) => (!state.focus || state.focus === (entry.of || entry.name) ? 1 : 0.2);
+  const shade = (entry, ink) => (entry.muted ? ink.soft : ink.colors[entry.color]);
+
+  // The interval around a curve: a band, or whiskers where it has few points.
+  const band = (series, { x, y }, ink) => {
+    const known = series.band.filter(([, low, high]) => low !== null && high !== null && (y.to !== Math.log10 || low > 0));
+    if (!known.length) return [];
+    const color = shade(series, ink);
+    const renderItem = (params, api) => {
+      const upper = known.map(([at, , high]) => api.coord([x.to(at), y.to(high)]));
+      const lower = known.map(([at, low]) => api.coord([x.to(at), y.to(low)]));
+      if (known.length > FEW) return { type: "polygon", shape: { points: [...upper, ...lower.reverse()] }, style: { fill: color, opacity: 0.13 } };
+      const whisker = ([across, high], index) => ({ type: "line", shape: { x1: across, x2: across, y1: high, y2: lower[index][1] }, style: { stroke: color, lineWidth: 1.6, opacity: 0.6, lineCap: "round" } });
+      return { type: "group", children: upper.map(whisker) };
+    };
+    return [{ type: "custom", silent: true, z: 1, data: [[x.to(x.low), y.to(y.low)]], renderItem }];
+  };
+
+  // Curves with whiskers stand beside each other, a few pixels apart.
+  const beside = (shown, x, width) => {
+    const few = shown.filter((series) => series.band.length && series.band.length <= FEW);
+    const room = (0.4 * width) / Math.max(2, ...few.map((series) => series.band.length));
+    const step = (Math.min(6, room / Math.max(1, few.length)) * (x.to(x.high) - x.to(x.low))) / width;
+    return (series) => {
+      const shift = few.includes(series) ? step * (few.indexOf(series) - (few.length - 1) / 2) : 0;
+      return { ...x, to: (value) => x.to(value) + shift };
+    };
   };
 
   const curve = (series, points, style, scales, ink) => ({
@@ -64,8 +107,8 @@ window.kinfolk.builders = (() => {
     data: points.map(([a, b]) => [scales.x.to(a), scales.y.to(b)]),
     symbol: "circle",
     clip: true,
-    lineStyle: { color: ink.colors[series.color], cap: "round", join: "round", type: series.dashed ? [7, 4] : "solid", ...style },
-    itemStyle: { color: ink.colors[series.color] },
+    lineStyle: { color: shade(series, ink), cap: "round", join: "round", type: series.dashed || series.muted ? [7, 4] : "solid", ...style },
+    itemStyle: { color: shade(series, ink) },
     emphasis: { disabled: true },
   });
 
@@ -75,29 +118,30 @@ window.kinfolk.builders = (() => {
     positive: (spec, key) => spec.series.some((series) => series.points.length > 1) && spec.series.every((series) => series.points.every((point) => point[key === "logX" ? 0 : 1] > 0)),
     build(spec, state, width, ink) {
       const { x, y, shown } = lineScales(spec, state, width);
+      const moved = beside(shown, x, width);
       const series = shown.flatMap((each) => [
-        ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 }, { x, y }, ink), showSymbol: false, silent: true, z: 2 }] : []),
-        { ...curve(each, each.points, { width: 2.2 }, { x, y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
+        ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 * vivid(each, state) }, { x, y }, ink), showSymbol: false, silent: true, z: 2 }] : []),
+        { ...curve(each, each.points, { width: 2.2, opacity: vivid(each, state) }, { x: moved(each), y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
       ]);
       return {
-        height: width < 520 ? 280 : 340,
+        height: width < 520 ? 260 : 340,
         scales: { x, y },
         soft: ink.soft,
         option: {
-          grid: grid(y, width),
+          grid: grid(x, y),
           xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, splitLine: { show: false }, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
           yAxis: axis(y, ink),
-          series: [...series, ...drawnLines(visible(spec.lines, state), x, y, ink, width)],
+          series: [...shown.filter((each) => (state.focus ? each.name === state.focus : shown.length <= BANDS || each.band.length <= FEW)).flatMap((each) => band(each, { x: moved(each), y }, ink)), ...series, ...drawnLines(visible(spec.lines, state), x, y, ink, shown.flatMap((each) => each.points))],
         },
         tip: (at) => ({
           title: `${spec.x} ${fixed(Math.round(nearest(shown.flatMap((each) => each.points), x.from(at))[0] * 1e4) / 1e4, 0)}`,
           rows: [
-            ...shown.filter((each) => each.points.length).map((each) => ({ name: each.name, color: ink.colors[each.color], value: fixed(nearest(each.points, x.from(at))[1], spec.digits) })),
+            ...shown.filter((each) => each.points.length).map((each) => ({ name: each.name, color: shade(each, ink), value: valueAt(each, x.from(at), spec.digits) })),
             ...visible(spec.lines, state).map((each) => ({ name: each.name, value: fixed(each.value, spec.digits) })),
           ],
         }),
         keys: [
-          ...spec.series.map((each) => ({ ...each, value: each.points.length ? fixed(each.points.at(-1)[1], spec.digits) : "no data" })),
+          ...spec.series.filter((each) => !each.of).map((each) => ({ ...each, value: each.points.length ? fixed(each.points.at(-1)[1], spec.digits) : "no data" })),
           ...spec.lines.map((each) => ({ ...each, line: true, dashed: true, value: fixed(each.value, spec.digits) })),
         ],
       };
@@ -120,7 +164,7 @@ window.kinfolk.builders = (() => {
         height: width < 520 ? 320 : 380,
         scales: { x, y },
         option: {
-          grid: grid(y, width),
+          grid: grid(x, y),
           xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
           yAxis: axis(y, ink),
           series: [
@@ -134,7 +178,7 @@ window.kinfolk.builders = (() => {
                 const point = whiskers[params.dataIndex];
                 const [across, low] = api.coord(at(point, point.low));
                 const high = api.coord(at(point, point.high))[1];
-                return { type: "line", shape: { x1: across, x2: across, y1: low, y2: high }, style: { stroke: ink.colors[point.color], lineWidth: 2, opacity: point.muted ? 0.35 : 0.6 } };
+                return { type: "line", shape: { x1: across, x2: across, y1: low, y2: high }, style: { stroke: shade(point, ink), lineWidth: 2, opacity: point.muted ? 0.35 : 0.6 } };
               },
             },
             {
@@ -143,12 +187,12 @@ window.kinfolk.builders = (() => {
               symbolSize: 12,
               data: shown.map((point) => ({
                 value: at(point, point.y),
-                itemStyle: { color: point.muted ? ink.paper : ink.colors[point.color], borderColor: ink.colors[point.color], borderWidth: 2 },
+                itemStyle: { color: point.muted ? ink.paper : ink.colors[point.color], borderColor: shade(point, ink), borderWidth: 2 },
                 label: { show: true, formatter: point.name, position: x.to(point.x) > middle ? "left" : "right", color: ink.ink, fontSize: 12, width: width * 0.4, overflow: "truncate", textBorderColor: ink.paper, textBorderWidth: 3 },
               })),
               labelLayout: { moveOverlap: "shiftY" },
             },
-            ...drawnLines(visible(spec.lines, state), x, y, ink, width),
+            ...drawnLines(visible(spec.lines, state), x, y, ink, shown.map((point) => [point.x, point.y])),
           ],
         },
         itemTip: ({ dataIndex }) => {

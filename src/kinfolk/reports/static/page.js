@@ -46,6 +46,14 @@ window.kinfolk = (() => {
     update();
   };
 
+  // On a phone a record is a card: each cell then says its column.
+  const labelCells = (table) => {
+    const names = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
+    for (const row of table.tBodies[0].rows)
+      [...row.cells].forEach((cell, index) => (cell.dataset.label = names[index] || ""));
+    table.classList.add("labelled");
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
     const button = document.createElement("button");
     button.className = "theme";
@@ -59,6 +67,7 @@ window.kinfolk = (() => {
     document.querySelector("main").prepend(button);
     changed();
     document.querySelectorAll(".scroll").forEach(watchScroll);
+    document.querySelectorAll("table.records").forEach(labelCells);
   });
 
   const probe = (name) => {

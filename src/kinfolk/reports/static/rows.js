@@ -6,10 +6,13 @@
   const NARROW = 560; // pixels below which names stand above their bars
 
   const text = (words, x, y, style) => ({ type: "text", silent: true, style: { text: words, x, y, verticalAlign: "middle", overflow: "truncate", ...style } });
+  const halo = (ink) => ({ stroke: ink.paper, lineWidth: 3 }); // lines behind a text do not cross it
   const font = (size, weight = 400) => `${weight} ${size}px ${FONT}`;
   const hiddenAxis = (high, inverse) => ({ type: "value", min: 0, max: high, inverse, show: false });
   const label = (row, spec) => fixed(row.value, spec.digits);
   const interval = (row, spec) => (row.low === null || row.high === null || row.low === undefined ? "" : `${fixed(row.low, spec.digits)} to ${fixed(row.high, spec.digits)}`);
+
+  const valueWidth = (row, spec) => textWidth(label(row, spec), 13.5, 600) + (interval(row, spec) ? textWidth(interval(row, spec), 12) + 14 : 0);
 
   // Rows from top to bottom in pixels: headings of groups, then their rows.
   const layout = (spec, width) => {
@@ -20,28 +23,28 @@
     for (const row of spec.rows) {
       if (row.group && row.group !== group) {
         rows.push({ heading: row.group, y: y + (rows.length ? 22 : 10) });
-        y += rows.length > 1 ? 36 : 24;
+        y += rows.length > 1 ? 40 : 28;
         group = row.group;
       }
-      const height = wide ? (row.note ? 46 : 34) : 50;
-      rows.push({ row, y: y + (wide ? height / 2 : 34) });
+      const height = wide ? (row.note ? 46 : 34) : row.note ? 64 : 48;
+      rows.push({ row, y: y + (wide ? height / 2 : 30) });
       y += height;
     }
     return { wide, rows, height: y + 4 };
   };
 
   const margins = (spec, width, wide) => {
-    if (!wide) return { left: 2, right: 6 };
+    if (!wide) return { left: spec.kind === "bars" ? 2 : 12, right: 14 };
     const names = spec.rows.map((row) => Math.max(textWidth(row.name, 13.5, 600), textWidth(row.note, 12)));
-    const values = spec.rows.map((row) => textWidth(label(row, spec), 13.5, 600) + (interval(row, spec) ? textWidth(interval(row, spec), 12) + 14 : 0));
+    const values = spec.rows.map((row) => valueWidth(row, spec));
     return { left: Math.min(width * 0.36, Math.max(40, ...names) + 18), right: Math.max(40, ...values) + 18 };
   };
 
-  const names = (row, y, box, wide, ink, width) => {
+  const names = (row, y, box, wide, spec, ink, width) => {
     if (!wide)
       return [
-        text(row.name, 2, y - 20, { font: font(13.5, 600), fill: ink.ink, width: width * 0.5 }),
-        text(row.note, 2, y + 14, { font: font(11.5), fill: ink.soft, width: width - 8 }),
+        text(row.name, 2, y - 20, { font: font(13.5, 600), fill: ink.ink, width: width - valueWidth(row, spec) - 18, ...halo(ink) }),
+        text(row.note, 2, y + 16, { font: font(11.5), fill: ink.soft, width: width - 8, ...halo(ink) }),
       ].slice(0, row.note ? 2 : 1);
     const right = { align: "right", width: box.x - 14 };
     return [
@@ -53,11 +56,11 @@
   const values = (row, y, spec, wide, ink, width) => {
     const bounds = interval(row, spec);
     const at = wide ? y : y - 20;
-    const number = { font: font(13.5, 600), fill: ink.ink, align: "right" };
+    const number = { font: font(13.5, 600), fill: ink.ink, align: "right", ...halo(ink) };
     if (!bounds) return [text(label(row, spec), width - 2, at, number)];
     const wideBounds = textWidth(bounds, 12);
     return [
-      text(bounds, width - 2, at, { font: font(12), fill: ink.soft, align: "right" }),
+      text(bounds, width - 2, at, { font: font(12), fill: ink.soft, align: "right", ...halo(ink) }),
       text(label(row, spec), width - wideBounds - 12, at, number),
     ];
   };
@@ -73,7 +76,7 @@
   };
 
   const whiskers = (row, y, x, api, wide, ink) => {
-    const color = ink.colors[row.color];
+    const color = row.muted ? ink.soft : ink.colors[row.color];
     const parts = [];
     const at = (value) => api.coord([value, 0])[0];
     if (row.low !== null && row.high !== null) {
@@ -94,33 +97,46 @@
       const room = before ? across - 10 : box.x + box.width - across - 8;
       return [
         { type: "line", silent: true, z2: 5, shape: { x1: across, x2: across, y1: top, y2: height }, style: { stroke: ink.ink, opacity: 0.7, lineWidth: 1.4, lineDash: index % 2 ? [2, 3] : [6, 4] } },
-        text(words, before ? across - 7 : across + 7, top + 8, { font: font(12), fill: ink.soft, align: before ? "right" : "left", width: room }),
+        text(words, before ? across - 7 : across + 7, top + 8, { font: font(12), fill: ink.soft, align: before ? "right" : "left", width: room, ...halo(ink) }),
       ];
     });
+
+  const rowAxis = (spec, x, ink) => {
+    const made = axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 28 });
+    if (x.ticks[0] === x.low) made.axisLabel.alignMinLabel = "left"; // a 0 at the edge is not cut
+    return made;
+  };
 
   const rowChart = (draw, extent) => ({
     zooms: false,
     names: () => [],
-    build(spec, state, width, ink) {
+    build(whole, state, width, ink) {
+      const spec = { ...whole, rows: whole.rows.filter((row) => !state.hidden.has(row.name)), lines: whole.lines.filter((line) => !state.hidden.has(line.name)) };
       const { wide, rows, height } = layout(spec, width);
-      const x = scale(...extent(spec), false, Math.max(2, Math.min(7, width / 110)));
+      const x = scale(...extent(spec), false, Math.max(3, Math.min(7, width / 110)));
       const { left, right } = margins(spec, width, wide);
-      const render = (params, api) => {
-        const { row, heading, y } = rows[params.dataIndex];
-        const box = params.coordSys;
-        if (heading !== undefined) return text(heading, 2, y, { font: font(12, 600), fill: ink.soft, width: width - 4 });
+      const marks = (params, api) => {
+        const { row, y } = rows[params.dataIndex];
+        if (!row) return null;
         const hover = { type: "rect", shape: { x: 0, width, y: y - (wide ? 17 : 30), height: wide ? 34 : 48 }, style: { fill: ink.ink, opacity: 0 } };
-        return { type: "group", children: [hover, ...names(row, y, box, wide, ink, width), ...draw(row, y, x, api, wide, ink), ...values(row, y, spec, wide, ink, width)] };
+        return { type: "group", children: [hover, ...draw(row, y, x, api, wide, ink)] };
       };
+      const words = (params) => {
+        const { row, heading, y } = rows[params.dataIndex];
+        if (!row) return text(heading, 2, y, { font: font(12, 600), fill: ink.soft, width: width - 4, ...halo(ink) });
+        return { type: "group", children: [...names(row, y, params.coordSys, wide, spec, ink, width), ...values(row, y, spec, wide, ink, width)] };
+      };
+      const places = rows.map(({ y }) => [x.low, y]);
       return {
         height: height + 48,
         scales: { x },
         option: {
           grid: { left, right, top: 0, bottom: 48, outerBoundsMode: "none" },
-          xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 28 }),
+          xAxis: rowAxis(spec, x, ink),
           yAxis: hiddenAxis(height, true),
           series: [
-            { type: "custom", z: 3, data: rows.map(({ y }) => [x.low, y]), renderItem: render },
+            { type: "custom", z: 3, data: places, renderItem: marks },
+            { type: "custom", z: 5, silent: true, data: places, renderItem: words },
             { type: "custom", z: 4, silent: true, data: [[x.low, 0]], renderItem: (params, api) => ({ type: "group", children: lineMarks(spec, x, api, height, ink, params.coordSys) }) },
           ],
         },
@@ -164,7 +180,7 @@
         const [x, y] = [left + side * column, top + tall * row];
         const color = spec.rows[row] === spec.columns[column] ? ink.colors[2] : ink.colors[1];
         const rect = { type: "rect", shape: { x: x + 1, y: y + 1, width: side - 2, height: tall - 2, r: 3 }, style: { fill: count ? color : ink.card, fillOpacity: count ? 0.14 + (0.76 * count) / total : 1 } };
-        const shown = count ? [text(compact(count), x + side / 2, y + tall / 2, { font: font(side < 42 ? 11 : 13.5, 600), fill: ink.ink, align: "center", stroke: ink.paper, lineWidth: 3 })] : [];
+        const shown = count ? [text(compact(count), x + side / 2, y + tall / 2, { font: font(side < 42 ? 11 : 13.5, 600), fill: count > total / 2 ? ink.strong : ink.ink, align: "center" })] : [];
         return { type: "group", children: [rect, ...shown] };
       };
       const heads = spec.columns.map((name, index) => {

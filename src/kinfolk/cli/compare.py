@@ -1,0 +1,331 @@
+"""The command `compare`: families on one text and its tasks, with equal budgets."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.markup import escape
+
+from kinfolk.cli.app import (
+    EVALUATE,
+    JSON,
+    MAX_TOKENS,
+    MAX_VOCAB,
+    OUT,
+    command,
+    flag,
+    option,
+)
+from kinfolk.cli.options import UsageError, option_group
+from kinfolk.cli.output import (
+    duration,
+    note,
+    numbers,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    saved_on_interrupt,
+    table,
+    visible,
+)
+from kinfolk.workflows.folders import check_new_folder
+
+if TYPE_CHECKING:
+    from kinfolk.workflows.race_plan import Job, Plan
+
+BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
+RUNTIME = "Runtime"
+MAX_ROWS = 2**24
+MAX_SENTENCES = 40  # of the verdict on the terminal; race.json has all
+SECONDS_BETWEEN_LINES = 30.0  # about a job that runs
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """What each entrant may spend on pretraining."""
+
+    minutes: float | None = option("M", "Minutes of training, measured on this machine.")
+    flops: float | None = option("F", "FLOPs of forward and backward passes: 1e14.")
+    tokens: float | None = option("T", "Input tokens: 2e6.")
+    search: int = option(
+        "N", "Learning rates that each entrant tries within its budget; 0: that of its size.",
+        default=0,
+    )  # fmt: skip
+    seeds: int = option("N", "Seeds of each entrant.", default=3)
+
+
+@dataclass(frozen=True)
+class RaceDataOptions:
+    """The text and the labelled files."""
+
+    corpus: list[str] | None = option(
+        "PATH", "Text files or folders, or a corpus from kinfolk prepare. Repeat for more."
+    )
+    task: list[str] | None = option(
+        "FILE", "Labelled file, TRAIN,TEST, TRAIN,DEV,TEST or a folder of them. Repeat for more."
+    )
+    columns: str | None = option("LIST", "Text columns and label column: a,b,label.")
+    document: str = option(
+        "block|file", "A document is a block between blank lines, or a file.", default="block"
+    )
+    holdout: float | None = option("X", "Fraction of documents that is scored.", min=0, max=0.5)
+    tokenizer: str | None = option("PATH", "Tokenizer of all entrants, in place of a new one.")
+    vocab_size: int | None = option("N", "Size of the new BPE vocabulary.", min=300, max=MAX_VOCAB)
+    own_tokenizers: bool = flag(
+        "--own-tokenizers", "Each family has its own kind of tokenizer, of the same size."
+    )
+    length: int | None = option("N", "Tokens of a row, for all entrants.", min=8, max=MAX_TOKENS)
+    batch_size: int | None = option("N", "Rows of a step, for all entrants.", min=1, max=2**16)
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What is scored, and how much of it."""
+
+    labels: str = option("LIST", "Sizes of the labelled training sets.", default="16,64,256,all")
+    test_rows: int = option("N", "Test rows, at most.", default=1000, min=1, max=MAX_ROWS)
+    train_rows: int = option("N", "Training rows, at most.", default=10_000, min=2, max=MAX_ROWS)
+    task_steps: int = option("N", "Steps of a fine-tuning, at most.", default=400, min=1, max=2**30)
+    max_tokens: int = option(
+        "N", "Tokens that an encoder scores, evenly spread.", default=4096, min=1, max=2**40
+    )
+    samples: int = option("N", "Texts that decoders generate.", default=32, min=0, max=10_000)
+    no_probes: bool = flag("--no-probes", "Leave out linear probes of frozen layers.")
+
+
+@command(
+    "kinfolk compare gpt2 bert ngram --corpus notes/ --task triage.tsv --minutes 3 -o runs/which",
+    panel=EVALUATE,
+)
+@option_group("budget", BudgetOptions, panel=BUDGET)
+@option_group("data", RaceDataOptions, panel=DATA)
+@option_group("scores", ScoreOptions, panel=SCORES)
+def compare(
+    context: typer.Context,
+    entrants: list[str] | None = typer.Argument(
+        None,
+        metavar="ENTRANT...",
+        help="[NAME=]FAMILY[/SIZE], with settings in quotes: 'bert/mini objective=mlm'.",
+    ),
+    *,
+    budget: BudgetOptions,
+    data: RaceDataOptions,
+    scores: ScoreOptions,
+    out: Path | None = option("RACE", "Output folder. Must be new or empty.", *OUT),
+    resume: Path | None = option("RACE", "Resume an interrupted comparison."),
+    jobs: int | None = option(
+        "N",
+        "Processes at a time; 0: all in this one [default: 1, or the number of GPUs].",
+        panel=RUNTIME,
+        max=256,
+    ),
+    device: str = option("NAME", "auto, cpu or cuda.", default="auto", panel=RUNTIME),
+    plan: bool = flag("--plan", "Print jobs, steps and the estimated time; train nothing."),
+    json: bool = JSON,
+) -> None:
+    """Compare families on your text and your tasks, with equal budgets.
+
+    Every entrant is pretrained from new weights on the same text with the same budget, scored on
+    held-out text, and fine-tuned on each task with the same labels. RACE/race.html has the tables,
+    their intervals and what they show. A comparison that was interrupted continues with --resume.
+    """  # fmt: skip
+    if resume is not None:
+        check_alone(context)
+        run(None, resume, jobs, json=json, plan=False)
+        return
+    if not entrants:
+        raise UsageError("missing ENTRANT: name families, such as gpt2/tiny bert/tiny")
+    if out is None:
+        raise UsageError("missing -o RACE: the folder to write")
+    check_new_folder(out, "choose another -o, or continue it with --resume")
+    if not data.corpus:
+        raise UsageError("missing --corpus PATH: text, or a corpus from kinfolk prepare")
+    from kinfolk.workflows.compare import race_options
+
+    amounts = {name: vars(budget)[name] for name in ("minutes", "flops", "tokens")}
+    settings = {**vars(data), **vars(scores), "device": device, "search": budget.search}
+    settings["probes"] = not settings.pop("no_probes")
+    labels = [part.strip() for part in settings.pop("labels").split(",") if part.strip()]
+    options = race_options(
+        entrants,
+        settings.pop("corpus"),
+        amounts,
+        tasks=settings.pop("task") or (),
+        seeds=budget.seeds,
+        labels=labels,
+        **settings,
+    )
+    run(options, out, jobs, json=json, plan=plan)
+
+
+def check_alone(context: typer.Context) -> None:
+    """Refuse other options beside --resume."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
+    if given - {"resume", "json", "jobs"}:
+        raise UsageError("--resume cannot be combined with other options, but for --jobs")
+
+
+def run(options: Any, out: Path, jobs: int | None, *, json: bool, plan: bool) -> None:
+    """Start or resume a comparison, with lines about its progress on stderr."""
+    from kinfolk.workflows import compare as workflow
+
+    if plan:
+        show_plan(workflow.plan_only(options, jobs=jobs, on_message=note))
+        return
+    began = time.monotonic()
+    progress = terminal_progress()
+
+    def saved() -> str:
+        if not (out / "plan.json").is_file():
+            return "nothing was trained; run the same command again with a new folder"
+        return f"every finished job is kept; continue with: kinfolk compare --resume {out}"
+
+    with saved_on_interrupt(saved):
+        if options is None:
+            result = workflow.resume_race(out, jobs=jobs, callbacks=[progress])
+        else:
+            result = workflow.start_race(options, out, jobs=jobs, callbacks=[progress])
+    if json:
+        print_json(result.race)
+        return
+    show_race(result.race)
+    print_line(f"\ndone in {duration(time.monotonic() - began)}")
+    print_line(f"page:   {out / 'race.html'}")
+
+
+def terminal_progress() -> Any:
+    """Return the callback that prints a line for each job."""
+    from kinfolk.workflows.compare import RaceCallback
+
+    class TerminalProgress(RaceCallback):
+        """Lines on stderr: what is done, how long it took, and how long the rest may take."""
+
+        def __init__(self) -> None:
+            self._left: dict[str, Job] = {}
+            self._done = self._total = 0
+            self._spent: dict[str, float] = defaultdict(float)  # seconds by kind
+            self._guessed: dict[str, float] = defaultdict(float)
+            self._shown = time.monotonic()
+
+        def on_message(self, message: str) -> None:
+            note(message)
+
+        def on_plan(self, plan: "Plan", waiting: Sequence["Job"]) -> None:
+            self._left = {job.name: job for job in waiting}
+            self._total = len(plan.jobs)
+            self._done = done = self._total - len(waiting)
+            again = f", {done} of them done" if done else ""
+            note(f"{self._total} jobs{again}, about {duration(self._rest())}")
+
+        def on_start(self, job: "Job") -> None:
+            self._shown = time.monotonic()
+
+        def on_progress(self, job: "Job", share: float) -> None:
+            now = time.monotonic()
+            if now - self._shown >= SECONDS_BETWEEN_LINES:
+                self._shown = now
+                note(f"  {describe_job(job)}: {share:.0%}")
+
+        def on_done(self, job: "Job", seconds: float, failed: str | None) -> None:
+            self._done += 1
+            self._left.pop(job.name, None)
+            self._spent[job.kind] += seconds
+            self._guessed[job.kind] += job.seconds
+            rest = duration(self._rest())
+            end = f"left out: {failed}" if failed else duration(seconds)
+            note(f"[{self._done}/{self._total}] {describe_job(job)}: {end}; about {rest} left")
+
+        def _rest(self) -> float:
+            """Estimate the seconds left; kinds of jobs that were done correct the guesses."""
+            pace = {kind: self._spent[kind] / guess for kind, guess in self._guessed.items()}
+            return sum(pace.get(job.kind, 1.0) * job.seconds for job in self._left.values())
+
+    return TerminalProgress()
+
+
+def describe_job(job: "Job") -> str:
+    """Return a job in words."""
+    parts = [job.kind, job.entrant]
+    parts += [f"on {job.task}"] if job.task else []
+    parts += [f"with {job.labels} labels"] if job.labels else []
+    parts += [f"lr {job.rate:g}"] if job.rate is not None else [f"seed {job.seed}"]
+    return " ".join(parts)
+
+
+def show_plan(plan: "Plan") -> None:
+    """Print the plan: what each entrant does, the tasks, and the time."""
+    rows = table("entrant", "objective", *numbers("parameters", "steps", "seconds a step"))
+    for entrant in plan.entrants:
+        seconds = f"{entrant.cost['seconds']:.4f}" if entrant.cost else ""
+        shown = entrant.left_out or entrant.objective or ("baseline" if entrant.baseline else "-")
+        count = f"{entrant.parameters:,}" if entrant.parameters else ""
+        steps = f"{entrant.steps:,}" if entrant.steps else ""
+        rows.add_row(escape(visible(entrant.name)), escape(visible(shown)), count, steps, seconds)
+    print_table(rows)
+    counts: dict[str, int] = {}
+    for job in plan.jobs:
+        counts[job.kind] = counts.get(job.kind, 0) + 1
+    jobs = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    facts = [("budget", f"{plan.budget['words']}; {plan.budget['how']}")]
+    facts += [
+        (task.name, f"{task.kind}, {task.train:,} train, {task.dev:,} dev and {task.test:,} test "
+         f"rows; labels: {', '.join(task.labels)}") for task in plan.tasks
+    ]  # fmt: skip
+    facts += [
+        (task.name, f"{name} is left out: {reason}")
+        for task in plan.tasks
+        for name, reason in task.left_out.items()
+    ]
+    total = sum(job.seconds for job in plan.jobs)
+    print_facts([*facts, ("jobs", jobs), ("estimate", f"about {duration(total)}")])
+
+
+def show_race(race: Mapping[str, Any]) -> None:
+    """Print the tables and what they show."""
+    rows = table("entrant", *numbers("bits per byte", "95 % interval"), "kind")
+    for row in sorted(race["likelihood"]["rows"], key=lambda row: (row["kind"], row["mean"])):
+        interval = f"{row['low']:.3f} to {row['high']:.3f}"
+        rows.add_row(escape(visible(row["entrant"])), f"{row['mean']:.3f}", interval, row["kind"])
+    if race["likelihood"]["rows"]:
+        print_table(rows, "held-out text")
+    for task in race["tasks"]:
+        show_task(task)
+    print_line("")
+    for sentence in race["verdicts"][:MAX_SENTENCES]:
+        print_line(f"- {sentence}")
+    if len(race["verdicts"]) > MAX_SENTENCES:
+        print_line(f"- {len(race['verdicts']) - MAX_SENTENCES} more sentences are in race.json")
+    for sentence in race["notes"]:
+        note(sentence)
+
+
+def show_task(task: Mapping[str, Any]) -> None:
+    """Print the scores of a task: a row for each entrant, a column for each number of labels."""
+    sizes = list(dict.fromkeys(row["labels"] for row in task["rows"]))
+    scale = 1.0 if task["lower_is_better"] else 100 / task["maximum"]
+    rows = table("entrant", *numbers(*(f"{size} labels" for size in sizes)), "95 % interval")
+    cells = {(row["entrant"], row["labels"]): row for row in task["rows"]}
+    names = dict.fromkeys(row["entrant"] for row in task["rows"])
+    last = sizes[-1] if sizes else ""
+
+    def key(name: str) -> float:
+        row = cells.get((name, last))
+        sign = 1 if task["lower_is_better"] else -1
+        return sign * row["mean"] if row else float("inf")
+
+    for name in sorted(names, key=key):
+        found = [cells.get((name, size)) for size in sizes]
+        scores = [f"{scale * row['mean']:.1f}" if row else "" for row in found]
+        row = found[-1]
+        interval = f"{scale * row['low']:.1f} to {scale * row['high']:.1f}" if row else ""
+        rows.add_row(escape(visible(name)), *scores, interval)
+    for entry in task["left_out"]:
+        blank = [""] * len(sizes)
+        rows.add_row(escape(visible(entry["entrant"])), *blank, escape(visible(entry["reason"])))
+    print_table(rows, escape(visible(f"{task['name']} ({task['metric']}, {task['unit']})")))

@@ -1,0 +1,56 @@
+"""The page of claims: effect, interval and verdict of each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from kinfolk.reports import page
+from kinfolk.reports.charts import IntervalRow, interval_chart
+
+VERDICTS = {"holds": 2, "reversed": 1, "undecided": 0}  # and their colors
+TITLES = {
+    "bits per byte": "Claims about held-out text",
+    "points": "Claims about tasks",
+    "layers": "Claims about layers",
+}
+
+
+def render(values: Mapping[str, Any]) -> str:
+    """Return the page as HTML; `values` are the contents of claims.json."""
+    tested = [claim for claim in values["claims"] if claim["effects"]]
+    units = dict.fromkeys(e["unit"] for claim in tested for e in claim["effects"])
+    counts = {verdict: sum(claim["verdict"] == verdict for claim in tested) for verdict in VERDICTS}
+    return page.render(
+        "claims_page.html",
+        values=values,
+        counts=counts,
+        charts=[(TITLES.get(unit, unit), Markup(chart(tested, unit))) for unit in units],
+    )
+
+
+def chart(claims: Sequence[Mapping[str, Any]], unit: str) -> str:
+    """Draw the effects in one unit; to the right of 0 is what the claims say."""
+    rows = [
+        IntervalRow(
+            effect_name(claim, effect),
+            effect["value"],
+            effect["low"],
+            effect["high"],
+            note=effect["verdict"],
+            muted=effect["secondary"],
+            color=VERDICTS[effect["verdict"]],
+        )
+        for claim in claims
+        for effect in claim["effects"]
+        if effect["unit"] == unit and None not in (effect["value"], effect["low"], effect["high"])
+    ]
+    digits = 1 if unit == "points" else 3
+    return interval_chart(rows, x=f"gain in {unit}", digits=digits, zero=True) if rows else ""
+
+
+def effect_name(claim: Mapping[str, Any], effect: Mapping[str, Any]) -> str:
+    """Name an effect among those of other claims."""
+    if effect["secondary"]:
+        return f"{claim['name']}: {effect['first']} or {effect['second']}"
+    return f"{claim['name']} ({effect['stage']})" if effect["stage"] else str(claim["name"])

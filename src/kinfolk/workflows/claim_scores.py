@@ -1,0 +1,235 @@
+"""Effects of claims: the difference that a claim predicts, from the results of a comparison."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL
+from kinfolk.metrics.comparison import BITS_PER_BYTE, compare_all, document_statistics
+from kinfolk.metrics.metric import Metric, Statistics
+from kinfolk.metrics.verdicts import unit_of
+from kinfolk.workflows.claim_list import Claim, Part
+from kinfolk.workflows.race_data import read_stored
+from kinfolk.workflows.race_jobs import planned_task, read_result
+from kinfolk.workflows.race_plan import ALL_LABELS, Job, Plan
+from kinfolk.workflows.race_scores import main_metric
+
+JOB_KINDS = {"likelihood": "likelihood", "task": "finetune", "probe": "probe"}
+BITS, LAYERS = "bits per byte", "layers"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How far the first is better than the second, with its 95 % interval.
+
+    Above 0 is what the claim says; `value` is None where a job failed.
+    """
+
+    first: str
+    second: str
+    unit: str
+    value: float | None
+    low: float | None
+    high: float | None
+    seeds: int
+    verdict: str  # holds, reversed or undecided
+    words: str
+    stage: str = ""
+    margin: float = 0.0
+    smallest: float = 0.0  # effect that would matter
+    scores: Mapping[str, tuple[float, ...]] | None = None  # of each seed, in the unit
+    secondary: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A difference in the unit of its measure, where above 0 the first is better."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+    scores: Mapping[str, tuple[float, ...]]
+
+
+class MissingScoresError(Exception):
+    """A job of a comparison failed; the message is its reason."""
+
+
+def claim_effects(claim: Claim, races: Mapping[str, Path]) -> tuple[Effect, ...]:
+    """Return the effect of each part of a claim; `races` are folders by the names of stages."""
+    return tuple(part_effect(claim, part, races[part.stage]) for part in claim.parts)
+
+
+def part_effect(claim: Claim, part: Part, race: Path) -> Effect:
+    """Measure one difference."""
+    plan = Plan.read(race / "plan.json")
+    unit = BITS if claim.measure == "likelihood" else LAYERS
+    try:
+        if claim.measure == "probe":
+            measured = probe_difference(claim, part, race, plan)
+        else:
+            metric = task_metric(race, plan) if claim.measure == "task" else BITS_PER_BYTE
+            measured, unit = score_difference(claim, part, race, plan, metric)
+    except MissingScoresError as error:
+        return failed_effect(claim, part, unit, str(error))
+    verdict = decide(measured, part.margin)
+    return Effect(
+        first=part.first,
+        second=part.second,
+        unit=unit,
+        value=measured.value,
+        low=measured.low,
+        high=measured.high,
+        seeds=measured.seeds,
+        verdict=verdict,
+        words=effect_words(claim, part, measured, unit),
+        stage=part.stage,
+        margin=part.margin,
+        smallest=claim.effect,
+        scores=measured.scores,
+        secondary=part.secondary,
+    )
+
+
+def failed_effect(claim: Claim, part: Part, unit: str, reason: str) -> Effect:
+    """Return the effect of a comparison whose job failed."""
+    return Effect(
+        first=part.first,
+        second=part.second,
+        unit=unit,
+        value=None,
+        low=None,
+        high=None,
+        seeds=0,
+        verdict="undecided",
+        words=f"no score: {reason}",
+        stage=part.stage,
+        margin=part.margin,
+        smallest=claim.effect,
+        secondary=part.secondary,
+    )
+
+
+def decide(measured: Measured, margin: float) -> str:
+    """Return the verdict of an interval: on which side of the margin it lies."""
+    if measured.low > -margin:
+        return "holds"
+    return "reversed" if measured.high < -margin else "undecided"
+
+
+def effect_words(claim: Claim, part: Part, measured: Measured, unit: str) -> str:
+    """Return an effect in a sentence, and whether it would matter."""
+    digits = 1 if unit == "points" else 2 if unit == LAYERS else 3
+    low, high = (f"{value:.{digits}f}" for value in (measured.low, measured.high))
+    where = f" ({part.stage})" if part.stage else ""
+    if claim.measure == "probe":
+        start = f"{part.second} is read {measured.value:.{digits}f} {unit} above {part.first}"
+    elif part.margin and measured.value < 0:
+        start = f"{part.first} is behind {part.second} by {-measured.value:.{digits}f} {unit}"
+    else:
+        side = "ahead of" if measured.value >= 0 else "behind"
+        amount = f"{abs(measured.value):.{digits}f} {unit}"
+        start = f"{part.first} is {side} {part.second} by {amount}"
+    plural = "" if measured.seeds == 1 else "s"
+    interval = f"95 % interval of the gain {low} to {high}, {measured.seeds} seed{plural}"
+    small = max(abs(measured.low), abs(measured.high)) < claim.effect and not part.margin
+    note = f"; less than the {claim.effect:g} {unit} that would matter" if small else ""
+    return f"{start}{where} ({interval}{note})"
+
+
+# Scores and likelihoods
+
+
+def score_difference(
+    claim: Claim, part: Part, race: Path, plan: Plan, metric: Metric
+) -> tuple[Measured, str]:
+    """Compare two entrants on the same rows; return also the unit."""
+    statistics = {
+        name: entrant_statistics(claim, name, race, plan) for name in (part.first, part.second)
+    }
+    (difference,) = compare_all(metric, statistics)
+    unit, scale = (BITS, 1.0) if claim.measure == "likelihood" else unit_of(metric)
+    # `compare_all` puts the better entrant first; a lower score may be the better one.
+    sign = scale * (1 if difference.first == part.first else -1)
+    sign *= -1 if metric.lower_is_better else 1
+    low, high = sorted((sign * difference.low, sign * difference.high))
+    scores = {
+        name: tuple(scale * metric.aggregate(rows) for rows in seeds)
+        for name, seeds in statistics.items()
+    }
+    return Measured(sign * difference.value, low, high, difference.seeds, scores), unit
+
+
+def task_metric(race: Path, plan: Plan) -> Metric:
+    """Return the metric of the task of a comparison."""
+    task = plan.tasks[0]
+    rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
+    return main_metric(planned_task(task), rows)
+
+
+def entrant_statistics(claim: Claim, entrant: str, race: Path, plan: Plan) -> list[Statistics]:
+    """Return the statistics of rows or documents, an array for each seed."""
+    found = []
+    for job in plan.jobs:
+        if job.kind != JOB_KINDS[claim.measure] or job.entrant != entrant:
+            continue
+        if claim.measure == "task" and job.labels != ALL_LABELS:
+            continue
+        result = job_result(race, job)
+        if claim.measure == "likelihood":
+            found.append(document_statistics(result["documents"]))
+        else:
+            found.append(np.array(result["statistics"]))
+    if not found:
+        left_out = plan.entrant_of[entrant].left_out or [
+            task.left_out[entrant] for task in plan.tasks if entrant in task.left_out
+        ]
+        raise MissingScoresError(str(left_out))
+    return found
+
+
+def job_result(race: Path, job: Job) -> Mapping[str, Any]:
+    """Return the result of a job that has one."""
+    result = read_result(race, job) or {"failed": f"{job.name} has no result"}
+    if result["failed"]:
+        raise MissingScoresError(result["failed"])
+    return result
+
+
+# Probes
+
+
+def probe_difference(claim: Claim, part: Part, race: Path, plan: Plan) -> Measured:
+    """Return how many layers higher the probe of the second task is than that of the first."""
+    centers = {
+        need: probe_centers(race, plan, task.slug)
+        for need, task in zip(claim.tasks, plan.tasks, strict=True)
+    }
+    first, second = centers[part.first], centers[part.second]  # type: ignore[index]
+    value, half = seed_interval([b - a for a, b in zip(first, second, strict=True)])
+    scores = {part.first: tuple(first), part.second: tuple(second)}
+    return Measured(value, value - half, value + half, len(first), scores)
+
+
+def probe_centers(race: Path, plan: Plan, task: str) -> list[float]:
+    """Return the centre of gravity of the probe of a task, for each seed."""
+    jobs = [job for job in plan.jobs if job.kind == "probe" and job.task == task]
+    results = [job_result(race, job)["probe"] for job in jobs]
+    if not results:
+        raise MissingScoresError("no probe was run")
+    return [next(row["center_of_gravity"] for row in rows if row["pretrained"]) for rows in results]
+
+
+def seed_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of values of several seeds, and half the width of its 95 % interval."""
+    mean, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return mean, math.inf
+    quantile = -stdtrit(count - 1, (1 - CONFIDENCE_LEVEL) / 2)
+    return mean, float(quantile * np.std(values, ddof=1) / math.sqrt(count))

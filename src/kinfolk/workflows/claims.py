@@ -1,0 +1,299 @@
+"""Test well-known claims by small comparisons: effect, interval and verdict of each.
+
+FOLDER/text-1000000.jsonl   the text, cut to the bytes that a claim reads
+FOLDER/NAME/                the comparison of a claim; NAME/early and NAME/late where it has two
+FOLDER/claims.json          results; also claims.csv and claims.html
+"""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kinfolk import __version__
+from kinfolk.data.documents import ReadOptions, read_documents
+from kinfolk.errors import UserError
+from kinfolk.files import new_file
+from kinfolk.reports import claims_page
+from kinfolk.reports.page import write
+from kinfolk.workflows.claim_list import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
+from kinfolk.workflows.claim_scores import Effect, claim_effects
+from kinfolk.workflows.compare import RaceCallback, race_options, resume_race, start_race
+from kinfolk.workflows.race_data import read_task
+from kinfolk.workflows.race_plan import RaceOptions, write_json
+
+SCHEMA = 1
+COLUMNS = ("claim", "part", "first", "second", "unit", "value", "low", "high", "seeds", "verdict")
+SHARED_OPTIONS = ("length", "batch_size", "train_rows", "test_rows", "task_steps", "max_tokens")
+
+OnMessage = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What the experiment of a claim has shown, or why it was not run."""
+
+    name: str
+    sentence: str
+    source: str
+    setting: str
+    budget: str  # in words
+    command: str
+    verdict: str  # holds, reversed, undecided, or not run
+    words: str
+    effects: tuple[Effect, ...] = ()
+    races: tuple[str, ...] = ()  # folders, from that of all claims
+
+
+@dataclass(frozen=True)
+class ClaimsSettings:
+    """What all claims of a folder share."""
+
+    scale: Scale
+    corpus: tuple[Path, ...]
+    tasks: tuple[str, ...] = ()
+    seeds: int = 3
+    document: str = "block"
+    device: str = "auto"
+
+
+def run_claims(
+    out: Path | str,
+    corpus: Path | str | Sequence[Path | str],
+    names: Sequence[str] = (),
+    *,
+    tasks: Path | str | Sequence[Path | str] = (),
+    scale: str | Scale = "nano",
+    seeds: int = 3,
+    document: str = "block",
+    device: str = "auto",
+    jobs: int | None = None,
+    on_message: OnMessage = lambda message: None,
+    callbacks: Sequence[RaceCallback] = (),
+) -> list[ClaimResult]:
+    """Test claims, all without names; the same call continues after an interruption.
+
+    `run_claims("claims", "notes/", ["electra"], tasks="triage.tsv", scale="tiny")`
+
+    Each task file serves the claims that need its kind: a classification of texts, one of pairs of
+    texts, tagged words. Without such a file a claim that was named is an error; else it is listed
+    as not run.
+    """
+    paths = [corpus] if isinstance(corpus, Path | str) else [*corpus]
+    files = [tasks] if isinstance(tasks, Path | str) else [*tasks]
+    settings = ClaimsSettings(
+        scale=scale if isinstance(scale, Scale) else scale_of(scale),
+        corpus=tuple(Path(path) for path in paths),
+        tasks=tuple(str(file) for file in files),
+        seeds=seeds,
+        document=document,
+        device=device,
+    )
+    chosen, out = claims(names), Path(out)
+    if not settings.corpus:
+        raise UserError("no corpus is given: name text files or folders with --corpus")
+    by_need = tasks_by_need(settings)
+    for claim in chosen if names else ():
+        require_tasks(claim, by_need)
+    results: list[ClaimResult] = []
+    for claim in chosen:
+        on_message(f"{claim.name}: {claim.sentence}")
+        results.append(run_claim(claim, settings, by_need, out, jobs, callbacks))
+        write_claims(out, settings, results)
+        on_message(f"{claim.name}: {results[-1].words}")
+    return results
+
+
+def tasks_by_need(settings: ClaimsSettings) -> dict[TaskNeed, str]:
+    """Return the first task file of each kind that claims need."""
+    found: dict[TaskNeed, str] = {}
+    probe = RaceOptions((), (), "tokens", 1.0, tasks=settings.tasks)
+    for text in settings.tasks:
+        task = read_task(text, probe).task
+        if task.output == "tags":
+            found.setdefault("tags", text)
+        elif task.output == "label":
+            found.setdefault("pair" if task.is_pair else "text", text)
+    return found
+
+
+def missing_tasks(claim: Claim, by_need: Mapping[TaskNeed, str]) -> str | None:
+    """Return which kind of task a claim lacks; None if it has all."""
+    lacking = [NEEDS[need] for need in claim.tasks if need not in by_need]
+    return " and ".join(lacking) or None
+
+
+def require_tasks(claim: Claim, by_need: Mapping[TaskNeed, str]) -> None:
+    """Refuse a claim whose kind of task no file has."""
+    if lacking := missing_tasks(claim, by_need):
+        raise UserError(f"the claim {claim.name} needs {lacking}: give it with --task FILE")
+
+
+def run_claim(
+    claim: Claim,
+    settings: ClaimsSettings,
+    by_need: Mapping[TaskNeed, str],
+    out: Path,
+    jobs: int | None,
+    callbacks: Sequence[RaceCallback],
+) -> ClaimResult:
+    """Run the comparisons of a claim, or read those that are done."""
+    if lacking := missing_tasks(claim, by_need):
+        words = f"not run: it needs {lacking}, which --task FILE gives"
+        return result_of(claim, settings, (), "not run", words)
+    races: dict[str, Path] = {}
+    for stage, share in claim.stages.items():
+        races[stage] = out / claim.name / stage if stage else out / claim.name
+        options = claim_options(claim, settings, by_need, out, share)
+        finish_race(options, races[stage], jobs, callbacks)
+    effects = claim_effects(claim, races)
+    verdict = joint_verdict(effects)
+    folders = [str(race.relative_to(out)) for race in races.values()]
+    return result_of(claim, settings, effects, verdict, verdict_words(verdict, effects), folders)
+
+
+def claim_options(
+    claim: Claim,
+    settings: ClaimsSettings,
+    by_need: Mapping[TaskNeed, str],
+    out: Path,
+    share: float,
+) -> RaceOptions:
+    """Return the comparison of a claim, with a share of the scale's budget."""
+    scale = settings.scale
+    options: dict[str, Any] = {name: vars(scale)[name] for name in SHARED_OPTIONS}
+    own_tokenizers = any("tokenizer=" in entrant for entrant in claim.entrants)
+    options |= {"vocab_size": None if own_tokenizers else scale.vocab_size}
+    options |= {"probes": False, "samples": 0, "baselines": False, "device": settings.device}
+    amount = share * (scale.flops if claim.budget_kind == "flops" else scale.tokens)
+    return race_options(
+        claim.entrants_at(scale),
+        sample_text(settings, round(claim.corpus_share * scale.corpus_bytes), out),
+        {claim.budget_kind: amount},
+        tasks=[by_need[need] for need in claim.tasks],
+        seeds=settings.seeds,
+        labels=(),
+        **{**options, **claim.options},
+    )
+
+
+def sample_text(settings: ClaimsSettings, size: int, out: Path) -> Path:
+    """Write the first documents of the text, up to a size in bytes; return the file."""
+    path = out / f"text-{size}.jsonl"
+    if path.is_file():
+        return path
+    out.mkdir(parents=True, exist_ok=True)
+    reading = ReadOptions("file" if settings.document == "file" else "block")
+    written = 0
+    with new_file(path) as file:
+        for document in read_documents(list(settings.corpus), reading):
+            if written >= size:
+                break
+            file.write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
+            written += len(document.text.encode())
+    return path
+
+
+def finish_race(
+    options: RaceOptions, race: Path, jobs: int | None, callbacks: Sequence[RaceCallback]
+) -> None:
+    """Run a comparison, or continue it where it was interrupted."""
+    if (race / "options.json").is_file():
+        if RaceOptions.read(race / "options.json") != options:
+            raise UserError(
+                f"{race} was started with other settings: choose another folder, or remove it"
+            )
+        if not is_complete(race):
+            resume_race(race, jobs=jobs, callbacks=callbacks)
+        return
+    start_race(options, race, jobs=jobs, callbacks=callbacks)
+
+
+def is_complete(race: Path) -> bool:
+    """Return whether all jobs of a comparison have a result."""
+    path = race / "race.json"
+    return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8"))["complete"])
+
+
+# Verdicts
+
+
+def joint_verdict(effects: Sequence[Effect]) -> str:
+    """Return the verdict of a claim: it holds if all its parts do, and not if one is reversed."""
+    verdicts = {effect.verdict for effect in effects if not effect.secondary}
+    if "reversed" in verdicts:
+        return "reversed"
+    return "holds" if verdicts == {"holds"} else "undecided"
+
+
+def verdict_words(verdict: str, effects: Sequence[Effect]) -> str:
+    """Return the verdict of a claim in a sentence."""
+    start = "undecided at this scale" if verdict == "undecided" else verdict
+    return f"{start}: {'; '.join(effect.words for effect in effects if not effect.secondary)}"
+
+
+def result_of(
+    claim: Claim,
+    settings: ClaimsSettings,
+    effects: Sequence[Effect],
+    verdict: str,
+    words: str,
+    races: Sequence[str] = (),
+) -> ClaimResult:
+    """Return the result of a claim with its description."""
+    scale = settings.scale
+    amount = scale.flops if claim.budget_kind == "flops" else scale.tokens
+    unit = "FLOPs" if claim.budget_kind == "flops" else "tokens"
+    return ClaimResult(
+        name=claim.name,
+        sentence=claim.sentence,
+        source=claim.source,
+        setting=claim.setting,
+        budget=f"{scale.size}, {short_number(amount)} {unit} each, {settings.seeds} seeds",
+        command=f"kinfolk claims {claim.name} --scale {scale.size}",
+        verdict=verdict,
+        words=words,
+        effects=tuple(effects),
+        races=tuple(races),
+    )
+
+
+def short_number(value: float) -> str:
+    """Write 1200000 as 1.2e6, and numbers below a million with commas."""
+    if value < 1e6:
+        return f"{value:,.0f}"
+    exponent = math.floor(math.log10(value))
+    return f"{value / 10**exponent:.3g}e{exponent}"
+
+
+# Files
+
+
+def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimResult]) -> None:
+    """Write claims.json, claims.csv and claims.html."""
+    values = {
+        "schema": SCHEMA,
+        "kinfolk": __version__,
+        "scale": asdict(settings.scale),
+        "corpus": [str(path) for path in settings.corpus],
+        "tasks": list(settings.tasks),
+        "seeds": settings.seeds,
+        "claims": [asdict(result) for result in results],
+    }
+    write_json(values, out / "claims.json")
+    with new_file(out / "claims.csv", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *csv_lines(results)])
+    write(claims_page.render(values), out / "claims.html")
+
+
+def csv_lines(results: Sequence[ClaimResult]) -> Iterator[tuple[Any, ...]]:
+    """Yield a line for each effect; a claim that was not run has one line without numbers."""
+    for result in results:
+        if not result.effects:
+            yield result.name, "", "", "", "", "", "", "", "", result.verdict
+        for e in result.effects:
+            numbers = (e.unit, e.value, e.low, e.high, e.seeds)
+            yield (result.name, e.stage, e.first, e.second, *numbers, e.verdict)

@@ -1,0 +1,208 @@
+"""Every page, in a browser: nothing is cut off, and charts answer to the mouse and the keys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.pages import EVIL, PAGES
+
+Open = Callable[..., Any]
+
+# Texts that reach beyond the window, beyond a box that does not scroll, or beyond their drawing.
+CUT_OFF = """() => {
+  const cut = [];
+  const scrolls = (node) => {
+    for (; node; node = node.parentElement)
+      if (["auto", "scroll"].includes(getComputedStyle(node).overflowX) && node.scrollWidth > node.clientWidth) return node;
+    return null;
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode, parent = text.parentElement;
+    if (!text.data.trim() || parent.closest("script, style, noscript, [hidden]") || !parent.checkVisibility()) continue;
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    const drawing = parent.closest("svg");
+    const box = (drawing || scrolls(parent))?.getBoundingClientRect();
+    for (const rect of range.getClientRects()) {
+      if (!rect.width) continue;
+      if (drawing && (rect.left < box.left - 1 || rect.right > box.right + 1 || rect.top < box.top - 2 || rect.bottom > box.bottom + 2))
+        cut.push(`drawing: ${text.data}`);
+      if (!scrolls(parent) && (rect.left < -1 || rect.right > innerWidth + 1)) cut.push(`window: ${text.data}`);
+    }
+  }
+  return cut;
+}"""  # noqa: E501
+
+
+def figure(tab: Any, kind: str) -> Any:
+    return tab.locator(f"figure.{kind}").first
+
+
+def curves(chart: Any) -> int:
+    return chart.locator("svg path[stroke-width='2.2']").count()
+
+
+def check_whole(tab: Any) -> None:
+    charts = tab.locator("figure.chart").count()
+    assert charts and tab.locator("figure.chart.drawn").count() == charts
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.evaluate(CUT_OFF) == []
+
+
+@pytest.mark.parametrize(("device", "theme"), [("desktop", "light"), ("phone", "dark")])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_cut_off(name: str, device: str, theme: str, open_page: Open) -> None:
+    check_whole(open_page(name, device, theme))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "theme"), [("desktop", "dark"), ("phone", "light")])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_cut_off_in_the_other_theme(
+    name: str, device: str, theme: str, open_page: Open
+) -> None:
+    check_whole(open_page(name, device, theme))
+
+
+def test_a_text_that_is_cut_off_would_be_found(open_page: Open) -> None:
+    tab = open_page("run", "phone")
+    tab.locator("h1").evaluate("node => (node.style.marginLeft = '300px')")
+    tab.locator("svg text").first.evaluate(
+        "node => node.setAttribute('transform', 'translate(-50 0)')"
+    )
+    found = tab.evaluate(CUT_OFF)
+    assert {what.partition(":")[0] for what in found} == {"window", "drawing"}
+
+
+# Where to point, as fractions of the chart, and what the tooltip then says.
+HOVERED = {
+    "line": (0.5, 0.4, ["step 2", "gpt2", "unigram", "5.900"]),
+    "bars": (0.35, 0.38, ["gpt2", "1.50", "exact"]),
+    "interval": (0.5, 0.16, ["gpt2/tiny", "80.2", "95 % interval", "78.8 to 81.4", "3 seeds"]),
+    "heatmap": (0.5, 0.5, ["reference", "prediction", "column"]),
+    "histogram": (0.9, 0.6, ["8 to 9", "64"]),
+}
+
+
+def test_hovering_shows_the_values(open_page: Open) -> None:
+    tab = open_page("gallery")
+    for kind, (across, down, words) in HOVERED.items():
+        chart = figure(tab, kind)
+        chart.scroll_into_view_if_needed()
+        box = chart.locator(".plot").bounding_box()
+        tab.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+        tip = chart.locator(".tip-box")
+        tip.wait_for(state="visible", timeout=3000)
+        assert [word for word in words if word not in tip.inner_text()] == []
+    chart = figure(tab, "scatter")
+    chart.scroll_into_view_if_needed()
+    label = chart.locator("svg text", has_text="TF-IDF").bounding_box()
+    tab.mouse.move(label["x"] - 11, label["y"] + label["height"] / 2)
+    chart.locator(".tip-box").wait_for(state="visible", timeout=3000)
+    assert "74.9" in chart.locator(".tip-box").inner_text()
+
+
+def test_the_legend_hides_and_shows_curves(open_page: Open) -> None:
+    chart = figure(open_page("gallery"), "line")
+    whole = curves(chart)
+    key = chart.locator(".legend-key").first
+    key.click()
+    assert key.get_attribute("aria-pressed") == "false" and curves(chart) < whole
+    key.focus()
+    key.press("Enter")
+    assert key.get_attribute("aria-pressed") == "true" and curves(chart) == whole
+    key.dblclick()
+    pressed = [one.get_attribute("aria-pressed") for one in chart.locator(".legend-key").all()]
+    assert pressed == ["true", *["false"] * (len(pressed) - 1)]
+
+
+def drag(tab: Any, chart: Any, start: float, end: float) -> None:
+    chart.scroll_into_view_if_needed()
+    box = chart.locator(".plot").bounding_box()
+    height = box["y"] + box["height"] / 2
+    tab.mouse.move(box["x"] + start * box["width"], height)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + end * box["width"], height, steps=3)
+    tab.mouse.up()
+
+
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_a_drag_zooms_and_the_button_resets(device: str, open_page: Open) -> None:
+    tab = open_page("gallery", device)
+    chart = figure(tab, "line")
+    before = chart.locator("svg text").all_text_contents()
+    assert chart.locator(".unzoom").is_hidden()
+    drag(tab, chart, 0.5, 0.7)
+    zoomed = chart.locator("svg text").all_text_contents()
+    assert zoomed != before and "0" not in zoomed and "unigram" not in zoomed
+    chart.locator(".unzoom").click()
+    assert chart.locator("svg text").all_text_contents() == before
+    assert chart.locator(".unzoom").is_hidden()
+
+
+def test_an_axis_can_be_logarithmic(open_page: Open) -> None:
+    chart = figure(open_page("gallery"), "line")
+    before = chart.locator("svg text").all_text_contents()
+    chart.get_by_text("log x").click()
+    assert chart.locator("svg text").all_text_contents() != before
+    assert "10" in chart.locator("svg text").all_text_contents()
+
+
+def color(tab: Any, selector: str, what: str = "color") -> str:
+    return tab.locator(selector).first.evaluate(f"node => getComputedStyle(node).{what}")
+
+
+def test_the_theme_button_recolors_page_and_charts(open_page: Open) -> None:
+    tab = open_page("quickstart")
+    looks = [(color(tab, "body", "backgroundColor"), color(tab, "svg text", "fill"))]
+    assert tab.locator(".theme").inner_text() == "Dark"
+    tab.locator(".theme").click()
+    looks.append((color(tab, "body", "backgroundColor"), color(tab, "svg text", "fill")))
+    assert looks[0][0] != looks[1][0] and looks[0][1] != looks[1][1]
+    tab.reload()  # the choice is kept
+    assert color(tab, "body", "backgroundColor") == looks[1][0]
+    tab.locator(".theme").click()
+    assert color(tab, "body", "backgroundColor") == looks[0][0]
+
+
+def test_paper_is_white_and_has_no_buttons(open_page: Open) -> None:
+    light = color(open_page("quickstart"), "body", "backgroundColor")
+    tab = open_page("quickstart", theme="dark")
+    assert color(tab, "body", "backgroundColor") != light
+    tab.emulate_media(media="print")
+    assert color(tab, "body", "backgroundColor") == light
+    assert tab.locator(".theme").is_hidden() and tab.locator(".data").first.is_hidden()
+    assert tab.locator("figure.drawn svg").first.bounding_box()["width"] <= 680
+
+
+def test_charts_follow_the_width_of_the_window(open_page: Open) -> None:
+    tab = open_page("gallery")
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.wait_for_function("document.querySelector('figure.line svg').clientWidth < 390")
+    assert tab.evaluate(CUT_OFF) == []
+
+
+def test_without_scripts_the_data_is_a_table(open_page: Open) -> None:
+    tab = open_page("gallery", "phone", script=False)
+    for table in tab.locator("figure.chart table").all():
+        assert table.is_visible()
+    assert tab.locator(".plot").first.is_hidden()
+
+
+def test_names_are_text_wherever_they_are_shown(open_page: Open) -> None:
+    tab = open_page("run")
+    chart = figure(tab, "line")
+    box = chart.locator(".plot").bounding_box()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    chart.locator(".tip-box").wait_for(state="visible")
+    assert EVIL in chart.locator(".tip-box").inner_text()
+    assert EVIL in chart.locator(".legend").inner_text()
+    assert tab.locator("img").count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_prints(name: str, open_page: Open) -> None:
+    assert open_page(name).pdf(format="A4").startswith(b"%PDF")

@@ -1,0 +1,407 @@
+"""Budgets: what a step costs, and the steps that make runs equal."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kinfolk.data.prepare import prepare
+from kinfolk.errors import UserError
+from kinfolk.families import index
+from kinfolk.text import Tokenizer
+from kinfolk.training.flops import FORMULAS, FlopCounter
+from kinfolk.workflows import budget
+from kinfolk.workflows.budget import (
+    TOLERANCE,
+    Budget,
+    Cost,
+    budget_spread,
+    budget_steps,
+    count_step,
+    describe,
+    measure_costs,
+    smallest_budget,
+)
+from kinfolk.workflows.pretrain import PretrainWorkload, pretrain
+from kinfolk.workflows.recipe import Recipe, recipe
+from support.runs import LENGTH, Home, text
+
+ROWS, VOCAB, HIDDEN, LAYERS = 4, 448, 64, 2  # VOCAB: 420 tokens, up to a multiple of 64
+PRETRAINED = sorted(
+    name
+    for name, entry in index().items()
+    if "pretrain" in entry.capabilities and name not in ("ngram", "cove")
+)
+SIX = ("gpt2", "bert", "electra", "t5", "glm", "ulmfit")
+KINDS: tuple[budget.Kind, ...] = ("minutes", "flops", "tokens")
+
+
+@pytest.fixture(scope="module")
+def plain(home: Home) -> Path:
+    """Return a corpus of the home's ids without held-out documents."""
+    source, out = home.folder / "plain.md", home.folder / "plain"
+    source.write_text(text(60, seed=3), encoding="utf-8")
+    prepare([source], tokenizer=Tokenizer.load(home.tokenizer), out=out)
+    return out
+
+
+def entrant(corpus: Path, family: str, *settings: str, objective: str | None = None) -> Recipe:
+    """Return the recipe of a small run on the CPU."""
+    if family == "transformer":
+        objective = "spans"
+    train = [f"train.batch_size={ROWS}", "train.device=cpu"]
+    return recipe(
+        f"{family}/nano", corpus, objective=objective, length=LENGTH, settings=[*train, *settings]
+    )
+
+
+def products(positions: float, *matrices: int) -> float:
+    """Return the FLOPs of forward and backward of linear layers, by hand."""
+    return 6 * positions * sum(matrices)
+
+
+def attention(rows: int, queries: int, keys: int, size: int = HIDDEN) -> float:
+    """Return the FLOPs of forward and backward of attention, by hand."""
+    return 3 * 2 * 2 * rows * queries * keys * size
+
+
+def layer(positions: float, size: int = HIDDEN) -> float:
+    """Return the FLOPs of the matrices of a layer: query, key, value, output, feed-forward."""
+    return products(positions, 12 * size * size)
+
+
+def test_gpt2_agrees_with_6nd_and_attention(home: Home) -> None:
+    positions = ROWS * LENGTH
+    by_hand = LAYERS * (layer(positions) + attention(ROWS, LENGTH, LENGTH))
+    by_hand += products(positions, VOCAB * HIDDEN)
+    assert count_step(entrant(home.corpus, "gpt2")).flops == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_ulmfit_agrees_with_a_count_by_hand(home: Home) -> None:
+    chosen = entrant(home.corpus, "ulmfit", objective="clm")
+    c, cost = chosen.model, count_step(chosen)
+    sizes = [c.hidden_size, *[c.lstm_size] * (c.num_layers - 1), c.hidden_size]
+    lstms = [4 * h * (x + h) for x, h in itertools.pairwise(sizes)]
+    # Layers read tokens; the output layer has a row of logits for every position.
+    by_hand = products(cost.tokens, *lstms) + products(ROWS * LENGTH, VOCAB * c.hidden_size)
+    assert cost.flops == pytest.approx(by_hand, rel=0.01)
+
+
+def test_electra_is_its_generator_and_its_discriminator(home: Home) -> None:
+    chosen = entrant(home.corpus, "electra")
+    work = PretrainWorkload(chosen)
+    c, batch = chosen.model, work.batches[0]
+    predictions, positions = len(batch.targets.tokens.labels), ROWS * LENGTH
+    small = round(c.generator_size * c.hidden_size)
+    encoders = 0.0
+    for size in (small, HIDDEN):
+        encoders += LAYERS * (layer(positions, size) + attention(ROWS, LENGTH, LENGTH, size))
+        if size != c.embedding_size:
+            encoders += products(positions, c.embedding_size * size)
+    logits = products(predictions, small * c.embedding_size, VOCAB * c.embedding_size)
+    sampling = logits / 3  # a forward pass without a gradient
+    heads = products(positions, HIDDEN * HIDDEN, HIDDEN)
+    by_hand = encoders + logits + sampling + heads
+    assert budget.batch_flops(work, batch) == pytest.approx(by_hand, rel=1e-9)
+    assert encoders - LAYERS * (layer(positions) + attention(ROWS, LENGTH, LENGTH)) > 0
+
+
+def test_t5_has_both_streams_and_cross_attention(home: Home) -> None:
+    work = PretrainWorkload(entrant(home.corpus, "t5"))
+    batch, c = work.batches[0], work.model.config
+    source, target = (
+        part.input_ids.shape[1] for part in (batch.inputs.encoder_inputs, batch.inputs)
+    )
+    inner = (3 if c.gated else 2) * HIDDEN * (c.intermediate_size or 4 * HIDDEN)
+    encoder = products(ROWS * source, 4 * HIDDEN**2, inner) + attention(ROWS, source, source)
+    decoder = products(ROWS * target, 6 * HIDDEN**2, inner) + attention(ROWS, target, target)
+    cross = products(ROWS * source, 2 * HIDDEN**2) + attention(ROWS, target, source)
+    logits = products(len(batch.targets.labels), VOCAB * HIDDEN)
+    by_hand = LAYERS * (encoder + decoder + cross) + logits
+    assert budget.batch_flops(work, batch) == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_the_memory_of_transformer_xl_costs_its_keys_and_distances(home: Home) -> None:
+    short, long = (
+        count_step(entrant(home.corpus, "transformer_xl", f"model.mem_len={length}")).flops
+        for length in (8, 24)
+    )
+    # Keys and values of the memory, whose gradient is that of the weights alone in the first layer,
+    # scores by content and by distance, and the projection of distances.
+    more = 24 - 8
+    scores = attention(ROWS, LENGTH, more) * 1.5
+    assert long - short > LAYERS * scores
+    without = count_step(entrant(home.corpus, "transformer_xl", objective="clm")).flops
+    assert without < short
+
+
+def test_the_query_stream_of_xlnet_costs_a_layer_for_each_prediction(home: Home) -> None:
+    counts, predictions = [], []
+    for k in (6, 2):
+        work = PretrainWorkload(
+            entrant(home.corpus, "xlnet", f"objective.partial_prediction_k={k}")
+        )
+        batch = work.batches[0]
+        counts.append(budget.batch_flops(work, batch))
+        assert batch.inputs.target_positions is not None
+        predictions.append(batch.inputs.target_positions.numel())
+    more = predictions[1] - predictions[0]
+    query_stream = LAYERS * products(more, 10 * HIDDEN**2) + products(more, VOCAB * HIDDEN)
+    # Scores by content take two products of queries and keys, those by distance one of twice the
+    # keys; the first layer has no gradient of the distances.
+    scores = LAYERS * attention(1, more, LENGTH)
+    assert query_stream + scores < counts[1] - counts[0] < query_stream + 2.2 * scores
+
+
+MATRIX_WORDS = ("mm", "bmm", "conv", "attention", "rnn", "lstm", "gru", "dot", "matmul", "linear")
+
+
+class Operations(TorchDispatchMode):
+    """Collect the operations that run in the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func._overloadpacket)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", PRETRAINED)
+def test_no_product_of_matrices_is_missed(home: Home, family: str) -> None:
+    work = PretrainWorkload(entrant(home.corpus, family))
+    with Operations() as operations:
+        counted = budget.batch_flops(work, work.batches[0])
+    known = {*FlopCounter().mode.flop_registry, *FORMULAS}
+    named = {
+        operation
+        for operation in operations.seen
+        if any(word in operation.__name__.replace("_", " ").split() for word in MATRIX_WORDS)
+        or any(word in operation.__name__ for word in MATRIX_WORDS[2:7])
+    }
+    assert counted > 0 and named
+    assert named <= known
+
+
+def test_tokens_are_those_that_the_steps_report(home: Home) -> None:
+    chosen = entrant(home.corpus, "t5")
+    work = PretrainWorkload(chosen)
+    step = work.make_step(home.folder, torch.device("cpu"), bfloat16=False)
+    steps = len(work.batches)
+    read = [int(step(n, [work.batches[n]]).tokens) for n in range(steps)]
+    assert count_step(chosen).tokens == pytest.approx(sum(read) / steps)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "transformer_xl"])
+def test_micro_batches_cost_as_much_as_a_whole_batch(home: Home, family: str) -> None:
+    whole = count_step(entrant(home.corpus, family))
+    split = count_step(entrant(home.corpus, family, "train.gradient_accumulation=2"))
+    assert split.tokens == pytest.approx(whole.tokens, rel=0.1)  # the last rows are read twice
+    # Distances are projected once for each micro-batch.
+    assert whole.flops <= split.flops < 1.1 * whole.flops
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "bert",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PRETRAINED if name != "bert"),
+    ],
+)
+def test_a_run_spends_the_flops_that_were_planned(plain: Path, family: str, tmp_path: Path) -> None:
+    chosen = entrant(plain, family)
+    cost = measure_costs({family: chosen}, seconds=False)
+    planned = Budget("flops", 60 * cost[family].flops)
+    steps = budget_steps(planned, cost)[family]
+    train = dataclasses.replace(chosen.train, steps=steps, warmup=1)
+    with FlopCounter() as counter:
+        pretrain(dataclasses.replace(chosen, train=train), tmp_path / "run")
+    assert counter.total == pytest.approx(planned.amount, rel=TOLERANCE)
+
+
+def test_models_that_count_have_no_cost(home: Home) -> None:
+    counted = recipe("ngram/3", home.corpus)
+    costs = measure_costs({"n": counted, "g": entrant(home.corpus, "gpt2")}, seconds=False)
+    assert list(costs) == ["g"]
+    assert costs["g"].seconds == 0
+
+
+def test_the_budgets_of_six_runs_are_equal(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "ROUND_SECONDS", 0.01)
+    monkeypatch.setattr(budget, "ROUNDS", 3)
+    costs = measure_costs({name: entrant(home.corpus, name) for name in SIX}, seconds=True)
+    for kind in KINDS:
+        # Not a multiple of any cost, and the least that is allowed.
+        for amount in (1.37 * smallest_budget(kind, costs).amount, 0.0):
+            planned = Budget(kind, amount) if amount else smallest_budget(kind, costs)
+            steps = budget_steps(planned, costs)
+            assert all(count >= 50 for count in steps.values())
+            assert budget_spread(planned, costs, steps) <= TOLERANCE
+
+
+@hypothesis.given(
+    st.lists(st.floats(1e-4, 1e18), min_size=1, max_size=8),
+    st.sampled_from(KINDS),
+    st.floats(1.0, 1e4),
+)
+def test_accepted_budgets_are_equal_within_two_percent(
+    amounts: list[float], kind: budget.Kind, factor: float
+) -> None:
+    costs = {str(n): Cost(amount, amount, amount) for n, amount in enumerate(amounts)}
+    planned = Budget(kind, factor * smallest_budget(kind, costs).amount)
+    assert budget_spread(planned, costs, budget_steps(planned, costs)) <= TOLERANCE * (1 + 1e-9)
+
+
+def test_a_small_budget_is_refused_with_the_smallest_that_works() -> None:
+    costs = {"a": Cost(1000, 2e9, 0.5), "b": Cost(4000, 1e9, 1.234)}
+    with pytest.raises(UserError) as error:
+        budget_steps(Budget("tokens", 100_000), costs)
+    assert str(error.value) == (
+        "--tokens 100000 is enough for 25 steps of b, and budgets that are equal within 2% need "
+        "50: use --tokens 200000 or more"
+    )
+    with pytest.raises(UserError, match=r"--minutes 1 is .* 49 steps of b, .* --minutes 1\.03 or"):
+        budget_steps(Budget("minutes", 1), costs)
+    assert budget_steps(Budget("minutes", 1.03), costs) == {"a": 124, "b": 50}
+    assert budget_steps(Budget("flops", 1e11), costs) == {"a": 50, "b": 100}
+
+
+@pytest.mark.parametrize("amount", [0, -1, math.nan, math.inf])
+def test_a_budget_must_be_a_positive_number(amount: float) -> None:
+    with pytest.raises(UserError, match="--flops must be greater than 0"):
+        Budget("flops", amount)
+
+
+def test_budgets_have_words() -> None:
+    assert Budget("minutes", 1).words == "1 minute each"
+    assert Budget("minutes", 2.5).words == "2.5 minutes each"
+    assert Budget("flops", 1e15).words == "1e+15 FLOPs each"
+    assert Budget("tokens", 200_000).words == "200,000 tokens each"
+    assert "generator" in describe(Budget("flops", 1))
+    assert "without padding" in describe(Budget("tokens", 1))
+
+
+@dataclasses.dataclass
+class FakeRuns:
+    """Runs whose steps become slower, with one outlier; memory holds some of them."""
+
+    memory: int
+    calls: list[str] = dataclasses.field(default_factory=list)
+    alive: int = 0
+
+    def make(self, recipe: Any, folder: Path, log: contextlib.ExitStack) -> Any:
+        seconds = iter((1.0, 1.1, 1.2, 99.0, 1.3, 1.4, 1.5))
+        self.alive += 1
+        log.callback(self.end)
+
+        def warm_up() -> None:
+            self.calls.append("warm up")
+            if self.alive > self.memory:
+                raise torch.OutOfMemoryError
+
+        def seconds_per_step(steps: int) -> float:
+            self.calls.append(recipe.name)
+            return next(seconds)
+
+        return SimpleNamespace(
+            warm_up=warm_up, seconds_per_step=seconds_per_step, steps_per_round=5
+        )
+
+    def end(self) -> None:
+        self.alive -= 1
+
+
+@pytest.mark.parametrize(
+    ("memory", "calls"),
+    [
+        (2, ["warm up", "warm up", *"ab" * 7]),
+        (1, ["warm up", "warm up", "warm up", *"a" * 7, "warm up", *"b" * 7]),
+    ],
+)
+def test_runs_are_timed_in_turn_and_the_median_counts(
+    memory: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRuns(memory)
+    monkeypatch.setattr(budget, "TimedRun", fake.make)
+    recipes: Any = {name: SimpleNamespace(name=name) for name in "ab"}
+    assert budget.time_steps(recipes) == {"a": 1.3, "b": 1.3}
+    assert fake.calls == calls
+
+
+def test_a_device_without_the_memory_for_one_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "TimedRun", FakeRuns(0).make)
+    recipes: Any = {"a": SimpleNamespace(name="a")}
+    with pytest.raises(torch.OutOfMemoryError):
+        budget.time_steps(recipes)
+
+
+def test_flops_are_counted_on_the_cpu_where_the_device_has_too_little_memory(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, count, calls = entrant(home.corpus, "gpt2"), budget.flops_per_position, []
+    expected = count_step(chosen)
+
+    def fails_once(work: Any, read: Any) -> float:
+        calls.append(work)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return count(work, read)
+
+    monkeypatch.setattr(budget, "flops_per_position", fails_once)
+    assert count_step(chosen) == expected
+    assert len(calls) == 2
+
+
+def test_more_than_eight_runs_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import config
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    before = config.recompile_limit
+    with budget.many_compiled():
+        assert config.recompile_limit > 100
+    assert config.recompile_limit == before
+
+
+def test_a_timed_run_reads_its_batches_in_order_and_updates(home: Home, tmp_path: Path) -> None:
+    chosen = entrant(home.corpus, "gpt2")
+    with contextlib.ExitStack() as log:
+        run = budget.TimedRun(chosen, tmp_path, log)
+        before = [p.detach().clone() for p in run.work.model.parameters()]
+        run.warm_up()
+        done = run.loop.global_step
+        assert done == budget.WARMUP_STEPS
+        assert run.seconds_per_step(2) > 0
+        assert run.loop.global_step == done + 2
+        assert any((p != q).any() for p, q in zip(run.work.model.parameters(), before, strict=True))
+        assert len((tmp_path / "log.jsonl").read_text().splitlines()) == done + 2
+
+
+@pytest.mark.slow
+def test_seconds_are_those_of_a_run(plain: Path, tmp_path: Path) -> None:
+    chosen = entrant(plain, "gpt2", "train.steps=400", "train.warmup=1")
+    planned = 400 * measure_costs({"a": chosen}, seconds=True)["a"].seconds
+    start = time.perf_counter()
+    pretrain(chosen, tmp_path / "run")
+    # A run has its start and its checkpoint besides, and other programs disturb it.
+    assert 0.5 < (time.perf_counter() - start) / planned < 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("family", PRETRAINED)
+def test_cuda_counts_as_the_cpu(home: Home, family: str) -> None:
+    chosen = entrant(home.corpus, family)
+    train = dataclasses.replace(chosen.train, device="cuda")
+    on_cuda = count_step(dataclasses.replace(chosen, train=train))
+    assert on_cuda.flops == pytest.approx(count_step(chosen).flops, rel=0.01)
