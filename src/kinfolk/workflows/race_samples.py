@@ -7,6 +7,7 @@ Every model continues the same prompts with the same settings and the same numbe
 number says nothing alone: it is read beside that of the real continuations.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,12 @@ class SampleQuality:
         nats, tokens = self.nll.sum(0)
         return float(np.exp(nats / tokens))
 
+    @property
+    def ngram_bits_per_byte(self) -> float:
+        """The same in bits per byte, for models of different tokenizers."""
+        size = sum(len(text.encode(errors="replace")) for text in self.texts)
+        return float(self.nll[:, 0].sum() / math.log(2) / max(size, 1))
+
     def to_json(self, entrant: str, *, reference: bool = False) -> dict[str, Any]:
         """Return the row of race.json, with the first texts."""
         scores = self.diversity
@@ -73,6 +80,7 @@ class SampleQuality:
             "loops": scores.loop_rate,
             "self_bleu": scores.self_bleu,
             "ngram_perplexity": self.ngram_perplexity,
+            "ngram_bits_per_byte": self.ngram_bits_per_byte,
             "longest_copy": float(self.copies.mean()),
             "longest_copy_max": int(self.copies.max()),
             "reference": reference,
