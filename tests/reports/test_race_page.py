@@ -20,9 +20,8 @@ from kinfolk.reports.race_view import (
     score_rows,
     task_scale,
 )
-from support.races import FAMILIES, race
+from support.races import EVIL, FAMILIES, hostile_race, race
 
-EVIL = "</script><img src=x onerror=alert(1)>\"'&amp;"
 SECTIONS = [
     "Held-out text",
     "triage.tsv",
@@ -74,28 +73,6 @@ class Page(HTMLParser):
         return " ".join(" ".join(inside).split())
 
 
-def hostile() -> dict[str, Any]:
-    """Return a race in which every text that a user chose is markup."""
-    names = [f"{EVIL}{i}=gpt2/tiny" for i in range(2)]
-    found = race(names, tasks=[EVIL])
-    found["command"] = found["corpus"]["name"] = found["corpus"]["tokenizer"] = EVIL
-    found["verdicts"] += [EVIL]
-    found["notes"] = [EVIL]
-    found["budget"] |= {"words": EVIL, "how": EVIL}
-    found["learning_rates"]["words"] = EVIL
-    found["machine"]["device"] = EVIL
-    found["tasks"][0] |= {"labels": {EVIL: 3}, "metric": EVIL, "kind": EVIL}
-    found["tasks"][0]["left_out"] = [{"entrant": EVIL, "reason": EVIL}]
-    found["likelihood"]["unit"] = EVIL
-    for row in found["likelihood"]["rows"]:
-        row["words"] = EVIL
-    found["entrants"][-1] |= {"name": EVIL, "left_out": EVIL}
-    found["entrants"][0]["objective"] = found["entrants"][0]["curve"]["objective"] = EVIL
-    for sample in found["samples"]:
-        sample["texts"] = [EVIL, EVIL]
-    return found
-
-
 def test_a_full_race_has_every_section_in_order() -> None:
     page = Page(render(race()))
     assert page.all("h2") == SECTIONS
@@ -111,7 +88,7 @@ def test_the_page_needs_nothing_beside_it() -> None:
 
 
 def test_no_text_of_a_user_becomes_markup() -> None:
-    text = render(hostile())
+    text = render(hostile_race())
     page = Page(text)
     assert not [tag for tag, _ in page.elements if tag == "img"]
     assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
@@ -124,7 +101,7 @@ def test_no_text_of_a_user_becomes_markup() -> None:
 
 
 def test_chart_data_is_json_that_holds_the_names() -> None:
-    page = Page(render(hostile()))
+    page = Page(render(hostile_race()))
     data = [text for tag, text in page.texts if tag == "script" and text.lstrip().startswith("{")]
     assert data
     assert any(
@@ -211,11 +188,30 @@ def test_missing_numbers_are_dashes() -> None:
 
 def test_pseudo_likelihoods_are_a_table_of_their_own() -> None:
     said = Page(render(race())).said
-    ranked, apart = said.split("Held-out text Text that")[1].split("Pseudo-likelihood: not ranked")
+    ranked, apart = said.split("Held-out text Text that")[1].split("Not ranked against the others")
     assert "gpt2/tiny" in ranked
     assert "bert/tiny" not in ranked
     assert "bert/tiny" in apart.split("triage.tsv Classification")[0]
     assert "gpt2/tiny" not in apart.split("triage.tsv Classification")[0]
+
+
+def test_pseudo_likelihoods_of_two_methods_share_no_chart() -> None:
+    found = race(["bert/tiny", "albert/tiny", "t5/tiny"], tasks=())
+    for row in found["likelihood"]["rows"]:
+        if row["entrant"] == "t5/tiny":
+            row["words"] = "each span from the rest"
+    page = Page(render(found))
+    titles = [title for title in page.all("h3") if title.startswith("Not ranked")]
+    assert titles == [
+        "Not ranked against the others: each token from all others",
+        "Not ranked against the others: each span from the rest",
+    ]
+    assert page.said.count("A pseudo-likelihood predicts each token") == 1
+    charts = [
+        json.loads(text) for tag, text in page.texts if tag == "script" and '"kind"' in text[:9]
+    ]
+    intervals = [{row["name"] for row in c["rows"]} for c in charts if c["kind"] == "interval"]
+    assert intervals == [{"bert/tiny", "albert/tiny"}, {"t5/tiny"}]
 
 
 def test_one_seed_is_said_to_cover_rows_only() -> None:

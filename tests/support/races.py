@@ -20,6 +20,7 @@ OBJECTIVES = {
 LEFT_TO_RIGHT = {"gpt2", "glm", "transformer_xl", "xlnet"}
 GENERATES = {"gpt2", "glm", "t5", "transformer_xl"}
 ABILITY = dict(zip(FAMILIES, (0.0, 1.4, 2.6, 0.4, 0.2, 0.9, -0.7, -1.2), strict=True))
+EVIL = "</script><img src=x onerror=alert(1)>\"'&amp;"
 LABELS = ("16", "64", "256", "all")
 TEXT = (
     "The committee agreed on the report after the second reading and asked for the figures "
@@ -81,6 +82,28 @@ def race(
         "verdicts": found + (text["verdicts"] if text else []),
         "notes": ["Two documents of the corpus were longer than 64,000 tokens and were cut."],
     }
+
+
+def hostile_race() -> dict[str, Any]:
+    """Return a race in which every text that a user chose is markup."""
+    names = [f"{EVIL}{i}=gpt2/tiny" for i in range(2)]
+    found = race(names, tasks=[EVIL])
+    found["command"] = found["corpus"]["name"] = found["corpus"]["tokenizer"] = EVIL
+    found["verdicts"] += [EVIL]
+    found["notes"] = [EVIL]
+    found["budget"] |= {"words": EVIL, "how": EVIL}
+    found["learning_rates"]["words"] = EVIL
+    found["machine"]["device"] = EVIL
+    found["tasks"][0] |= {"labels": {EVIL: 3}, "metric": EVIL, "kind": EVIL}
+    found["tasks"][0]["left_out"] = [{"entrant": EVIL, "reason": EVIL}]
+    found["likelihood"]["unit"] = EVIL
+    for row in found["likelihood"]["rows"]:
+        row["words"] = EVIL
+    found["entrants"][-1] |= {"name": EVIL, "left_out": EVIL}
+    found["entrants"][0]["objective"] = found["entrants"][0]["curve"]["objective"] = EVIL
+    for sample in found["samples"]:
+        sample["texts"] = [EVIL, EVIL]
+    return found
 
 
 def parse(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Take a screenshot of a page: python tools/charts/screenshot.py PAGE.html OUT.png [--phone] [--dark]
+"""Take a screenshot of a page: screenshot.py PAGE.html OUT.png [--phone] [--dark]
 
 The picture is the window of a desktop (1280 x 960, or --height) or of a phone (390 x 844), with
 128 colors, so that it is small enough for the repository.

@@ -30,7 +30,8 @@ FIGURE = Markup(
 class Series:
     """A curve; points that are not finite are skipped. `color` defaults to its place.
 
-    `low` and `high`, an interval at every x, are drawn as a band.
+    `low` and `high`, an interval at every x, are drawn as a band, or as whiskers of few points. A
+    curve `of` another is hidden with it and not in the legend.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Series:
     muted: bool = False
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def line_chart(
             {
                 "name": curve.name,
                 "color": color_of(index if curve.color is None else curve.color),
+                "of": curve.of,
                 "dashed": curve.dashed,
                 "muted": curve.muted,
                 "band": [

@@ -33,7 +33,6 @@ from kinfolk.reports.race_view import (
 Entrants = Mapping[str, Entrant]
 LEARNING_AXES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 FAR = 2  # widths of the range of all entrants
-CONTROL = " (random weights)"  # race_page.js hides it with its entrant
 TRADEOFF_COSTS = ("flops", "seconds", "tokens", "parameters", "peak_bytes", "joules")
 
 
@@ -126,9 +125,7 @@ def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
         key = "eval_loss" if held_out else "train_loss"
         kind = "held-out loss" if held_out else "training loss"
         parts = [
-            replace(
-                part, chart=learning_chart(found, key, part.key, f"{objective}, {kind}", entrants)
-            )
+            replace(part, chart=learning_chart(found, key, part.key, kind, entrants))
             for part in choices(axes, LEARNING_AXES)
         ]
         panels.append({"title": objective, "parts": parts})
@@ -250,11 +247,12 @@ def probes(found: Sequence[Json], entrants: Entrants) -> list[dict[str, Any]]:
         scale = task_scale({"maximum": 1, **probe})
         series = [
             Series(
-                row["entrant"] if row["pretrained"] else row["entrant"] + CONTROL,
+                row["entrant"] + ("" if row["pretrained"] else " (random weights)"),
                 list(range(len(row["layers"]))),
                 [math.nan if value is None else scale.factor * value for value in row["layers"]],
                 color=entrants[row["entrant"]].color or 0,
                 dashed=not row["pretrained"],
+                of="" if row["pretrained"] else row["entrant"],
             )
             for row in probe.get("rows") or ()
             if row.get("layers")

@@ -1,7 +1,6 @@
 // The race page: which entrants are shown, switches between charts, tables that sort and filter.
 "use strict";
 document.addEventListener("DOMContentLoaded", () => {
-  const CONTROL = " (random weights)"; // the same network before training
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const hidden = new Map(); // id of an entrant -> its name
 
@@ -15,8 +14,7 @@ document.addEventListener("DOMContentLoaded", () => {
       chip.setAttribute("aria-pressed", String(!hidden.has(chip.dataset.id)));
     }
     for (const reset of all(".reset")) reset.hidden = hidden.size === 0;
-    const gone = new Set([...hidden.values()].flatMap((name) => [name, name + CONTROL]));
-    window.kinfolkCharts?.hideNames(gone);
+    window.kinfolkCharts?.hideNames([...hidden.values()]);
   }
 
   for (const chip of all(".chip")) {

@@ -7,7 +7,7 @@ window.kinfolk.builders = (() => {
   const MARKED = 40; // points up to which each has a mark
 
   const inside = (value, bounds) => !bounds || (value >= bounds[0] && value <= bounds[1]);
-  const visible = (entries, state) => entries.filter((entry) => !state.hidden.has(entry.name));
+  const visible = (entries, state) => entries.filter((entry) => !state.hidden.has(entry.of || entry.name));
   const halo = (ink) => ({ textBorderColor: ink.paper, textBorderWidth: 4, stroke: ink.paper, lineWidth: 4 });
 
   const grid = (xScale, yScale) => {
@@ -55,7 +55,8 @@ window.kinfolk.builders = (() => {
   const lineScales = (spec, state, width) => {
     const shown = visible(spec.series, state);
     const xs = shown.flatMap((series) => series.points.map((point) => point[0]));
-    const x = scale(...(state.window?.x || range(xs, state.logX, 0)), state.logX, Math.max(3, Math.min(8, width / 90)));
+    const margin = shown.some((series) => series.band.length && series.band.length <= FEW) ? 0.06 : 0;
+    const x = scale(...(state.window?.x || range(xs, state.logX, margin)), state.logX, Math.max(3, Math.min(8, width / 90)));
     const places = [...new Set(xs)].filter((value) => value >= x.low && value <= x.high);
     if (state.logX && places.length <= FEW) x.ticks = places; // 16, 64, 256 labels
     if (xs.every(Number.isInteger)) x.ticks = x.ticks.filter(Number.isInteger); // layers, steps
@@ -71,19 +72,33 @@ window.kinfolk.builders = (() => {
     return { x, y, shown };
   };
 
-  const vivid = (entry, state) => (!state.focus || state.focus === entry.name ? 1 : 0.2);
+  const vivid = (entry, state) => (!state.focus || state.focus === (entry.of || entry.name) ? 1 : 0.2);
   const shade = (entry, ink) => (entry.muted ? ink.soft : ink.colors[entry.color]);
 
-  // The interval around a curve.
+  // The interval around a curve: a band, or whiskers where it has few points.
   const band = (series, { x, y }, ink) => {
     const known = series.band.filter(([, low, high]) => low !== null && high !== null && (y.to !== Math.log10 || low > 0));
-    if (known.length < 2) return [];
+    if (!known.length) return [];
+    const color = shade(series, ink);
     const renderItem = (params, api) => {
       const upper = known.map(([at, , high]) => api.coord([x.to(at), y.to(high)]));
       const lower = known.map(([at, low]) => api.coord([x.to(at), y.to(low)]));
-      return { type: "polygon", shape: { points: [...upper, ...lower.reverse()] }, style: { fill: shade(series, ink), opacity: 0.13 } };
+      if (known.length > FEW) return { type: "polygon", shape: { points: [...upper, ...lower.reverse()] }, style: { fill: color, opacity: 0.13 } };
+      const whisker = ([across, high], index) => ({ type: "line", shape: { x1: across, x2: across, y1: high, y2: lower[index][1] }, style: { stroke: color, lineWidth: 1.6, opacity: 0.6, lineCap: "round" } });
+      return { type: "group", children: upper.map(whisker) };
     };
-    return [{ type: "custom", silent: true, clip: true, z: 1, data: [[x.to(x.low), y.to(y.low)]], renderItem }];
+    return [{ type: "custom", silent: true, z: 1, data: [[x.to(x.low), y.to(y.low)]], renderItem }];
+  };
+
+  // Curves with whiskers stand beside each other, a few pixels apart.
+  const beside = (shown, x, width) => {
+    const few = shown.filter((series) => series.band.length && series.band.length <= FEW);
+    const room = (0.4 * width) / Math.max(2, ...few.map((series) => series.band.length));
+    const step = (Math.min(6, room / Math.max(1, few.length)) * (x.to(x.high) - x.to(x.low))) / width;
+    return (series) => {
+      const shift = few.includes(series) ? step * (few.indexOf(series) - (few.length - 1) / 2) : 0;
+      return { ...x, to: (value) => x.to(value) + shift };
+    };
   };
 
   const curve = (series, points, style, scales, ink) => ({
@@ -103,9 +118,10 @@ window.kinfolk.builders = (() => {
     positive: (spec, key) => spec.series.some((series) => series.points.length > 1) && spec.series.every((series) => series.points.every((point) => point[key === "logX" ? 0 : 1] > 0)),
     build(spec, state, width, ink) {
       const { x, y, shown } = lineScales(spec, state, width);
+      const moved = beside(shown, x, width);
       const series = shown.flatMap((each) => [
         ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 * vivid(each, state) }, { x, y }, ink), symbol: "none", silent: true, z: 2 }] : []),
-        { ...curve(each, each.points, { width: 2.2, opacity: vivid(each, state) }, { x, y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
+        { ...curve(each, each.points, { width: 2.2, opacity: vivid(each, state) }, { x: moved(each), y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
       ]);
       return {
         height: width < 520 ? 260 : 340,
@@ -115,7 +131,7 @@ window.kinfolk.builders = (() => {
           grid: grid(x, y),
           xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, splitLine: { show: false }, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
           yAxis: axis(y, ink),
-          series: [...shown.filter((each) => (state.focus ? each.name === state.focus : shown.length <= BANDS)).flatMap((each) => band(each, { x, y }, ink)), ...series, ...drawnLines(visible(spec.lines, state), x, y, ink, shown.flatMap((each) => each.points))],
+          series: [...shown.filter((each) => (state.focus ? each.name === state.focus : shown.length <= BANDS || each.band.length <= FEW)).flatMap((each) => band(each, { x: moved(each), y }, ink)), ...series, ...drawnLines(visible(spec.lines, state), x, y, ink, shown.flatMap((each) => each.points))],
         },
         // Highest first, as the curves are.
         tip: (at) => ({
@@ -126,7 +142,7 @@ window.kinfolk.builders = (() => {
           ],
         }),
         keys: [
-          ...spec.series.map((each) => ({ ...each, value: each.points.length ? fixed(each.points.at(-1)[1], spec.digits) : "no data" })),
+          ...spec.series.filter((each) => !each.of).map((each) => ({ ...each, value: each.points.length ? fixed(each.points.at(-1)[1], spec.digits) : "no data" })),
           ...spec.lines.map((each) => ({ ...each, line: true, dashed: true, value: fixed(each.value, spec.digits) })),
         ],
       };

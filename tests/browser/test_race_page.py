@@ -1,0 +1,172 @@
+"""The race page in a browser: entrants are hidden everywhere, switches switch, tables sort."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kinfolk.reports import race_page
+from support.pages import PAGES
+from support.races import EVIL, FAMILIES, hostile_race, race
+
+Open = Callable[..., Any]
+
+
+def chip(tab: Any, name: str) -> Any:
+    return tab.locator(f'.chip[data-name="{name}"]')
+
+
+def names(table: Any) -> list[str]:
+    """Return the first column of the rows that are shown."""
+    return table.locator("tbody tr:visible th").all_inner_texts()
+
+
+def column(table: Any, index: int) -> list[str]:
+    return table.locator(f"tbody tr td:nth-child({index})").all_inner_texts()
+
+
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_a_hidden_entrant_leaves_all_charts_and_tables(device: str, open_page: Open) -> None:
+    tab = open_page("race", device)
+    task = tab.locator("#task-0")
+    interval, curve = task.locator("figure.interval:visible"), task.locator("figure.line")
+    for place in (interval.locator("svg"), task.locator("table[data-sortable]:visible").first):
+        assert "electra/tiny" in place.text_content()
+    chip(tab, "electra/tiny").click()
+    assert chip(tab, "electra/tiny").get_attribute("aria-pressed") == "false"
+    assert "electra/tiny" not in interval.locator("svg").text_content()
+    assert "bert/tiny" in interval.locator("svg").text_content()
+    key = curve.locator(".legend-key", has_text="electra/tiny")
+    assert key.get_attribute("aria-pressed") == "false"
+    for table in tab.locator("table:visible:not(.data table)").all():
+        assert "electra/tiny" not in table.inner_text()
+    tab.locator(".reset").click()
+    assert "electra/tiny" in interval.locator("svg").text_content()
+    assert key.get_attribute("aria-pressed") == "true"
+    assert tab.locator(".reset").is_hidden()
+
+
+def test_a_double_click_leaves_one_entrant(open_page: Open) -> None:
+    tab = open_page("race")
+    chip(tab, "bert/tiny").dblclick()
+    assert names(tab.locator("#cost table")) == ["bert/tiny"]
+    assert tab.locator('.chip[aria-pressed="true"]').all_inner_texts() == ["bert/tiny"]
+
+
+def test_a_chart_that_was_not_shown_hides_the_entrant_too(open_page: Open) -> None:
+    tab = open_page("race")
+    chip(tab, "electra/tiny").click()
+    tab.locator('#task-0 [data-switch] button[data-key="16"]').click()
+    drawing = tab.locator("#task-0 figure.interval:visible svg")
+    drawing.wait_for()
+    assert "bert/tiny" in drawing.text_content()
+    assert "electra/tiny" not in drawing.text_content()
+
+
+def test_the_number_of_labels_switches_chart_table_and_matrix(open_page: Open) -> None:
+    tab = open_page("race")
+    task = tab.locator("#task-0")
+    shown = [task.locator("figure.interval:visible"), task.locator("table[data-sortable]:visible")]
+    shown.append(task.locator("table.matrix:visible"))
+    before = [place.first.inner_text() for place in shown]
+    task.get_by_role("group", name="labels").get_by_text("16", exact=True).click()
+    assert [place.count() for place in shown] == [1, 1, 1]
+    after = [place.first.inner_text() for place in shown]
+    assert all(a != b for a, b in zip(before, after, strict=True))
+    other = tab.locator("#task-1 [data-switch] [aria-pressed=true]")
+    assert other.inner_text() == "all"
+
+
+def test_learning_curves_change_their_axis_together(open_page: Open) -> None:
+    tab = open_page("race")
+    drawings = tab.locator("#learning figure:visible svg")
+    panels = len({*tab.locator("#learning h3").all_inner_texts()})
+    for axis in ("tokens", "FLOPs", "seconds"):
+        tab.get_by_role("group", name="by").get_by_text(axis).click()
+        drawings.first.wait_for()
+        assert drawings.count() == panels
+        for drawing in drawings.all():
+            assert axis in drawing.text_content()
+
+
+def test_any_cost_can_be_set_against_any_score(open_page: Open) -> None:
+    tab = open_page("race")
+    chart = tab.locator("#tradeoff figure:visible")
+    for cost in ("time", "parameters"):
+        tab.get_by_role("group", name="cost").get_by_text(cost, exact=True).click()
+        for score, entrant in (("triage.tsv", "bert/tiny"), ("held-out text", "gpt2/tiny")):
+            tab.get_by_role("group", name="score").get_by_text(score).click()
+            chart.locator("svg").wait_for()
+            assert chart.count() == 1
+            assert cost in chart.locator("svg").text_content()
+            assert entrant in chart.locator("svg").text_content()
+
+
+@pytest.mark.parametrize("key", ["click", "Enter"])
+def test_a_table_sorts_by_the_value_of_a_column(key: str, open_page: Open) -> None:
+    table = open_page("race").locator("#cost table")
+    head = table.locator("thead th", has_text="tokens/s")
+    written = {"k": 1e3, "M": 1e6}
+    speeds = []
+    for _ in range(2):
+        head.click() if key == "click" else head.press(key)
+        cells = column(table, 9)
+        speeds.append([float(text[:-1]) * written[text[-1]] for text in cells])
+    assert speeds[0] == sorted(speeds[0])
+    assert speeds[1] == sorted(speeds[1], reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+    table.locator("thead th").first.click()
+    assert names(table) == sorted(f"{family}/tiny" for family in FAMILIES)
+
+
+def test_pairs_are_found_by_name_and_by_what_was_shown(open_page: Open) -> None:
+    tab = open_page("race")
+    pairs = tab.locator("#task-0 details.pairs:visible")
+    pairs.locator("summary").click()
+    rows = pairs.locator("tbody tr:visible")
+    assert rows.count() == 55
+    pairs.get_by_role("searchbox").fill("ELECTRA gpt2")
+    assert rows.count() == 1
+    assert {"electra/tiny", "gpt2/tiny"} <= {*rows.inner_text().split()}
+    pairs.get_by_role("searchbox").fill("")
+    pairs.get_by_role("checkbox").check()
+    assert 0 < rows.count() < 55
+    assert pairs.locator("output").inner_text() == f"{rows.count()} of 55"
+    assert pairs.get_by_text("no difference shown").locator("visible=true").count() == 0
+
+
+def test_markup_in_names_and_texts_stays_text(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PAGES, "hostile race", lambda: race_page.render(hostile_race()))
+    tab = open_page("hostile race")
+    assert tab.locator("img").count() == 0
+    assert EVIL in tab.locator(".chip").first.inner_text()
+    assert EVIL in tab.locator("#task-0 figure.line .legend").inner_text()
+    tab.locator(".chip").first.click()
+    assert EVIL + "0" not in tab.locator("#task-0 table[data-sortable]:visible").first.inner_text()
+    plot = tab.locator("#text figure:visible .plot").first
+    plot.scroll_into_view_if_needed()
+    plot.hover()
+    assert tab.locator("img").count() == 0
+
+
+RACES = {
+    "one entrant": lambda: race(["gpt2/tiny"], tasks=(), seeds=1, complete=False),
+    "twenty entrants": lambda: race(
+        [f"{family}-{i}={family}/tiny" for family in FAMILIES[:4] for i in range(5)],
+        tasks=["t.tsv"],
+    ),
+    "no likelihood": lambda: race(["bert/tiny", "electra/tiny"], likelihood=False),
+}
+
+
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+@pytest.mark.parametrize("name", RACES)
+def test_small_and_large_races_fit(
+    name: str, device: str, open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PAGES, name, lambda: race_page.render(RACES[name]()))
+    tab = open_page(name, device)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.locator("figure.drawn").count() == tab.locator("figure.chart").count() > 0
