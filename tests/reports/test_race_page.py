@@ -246,6 +246,9 @@ def test_a_leader_is_named_alone_only_where_it_is_ahead_of_all_others() -> None:
     assert found is not None
     assert (found.best.name, found.equals, found.behind) == ("a", ("b",), ("c",))
     assert lead("t", ACCURACY, rows[:1], []) is None
+    found = lead("t", ACCURACY, rows, apart[:1])  # nothing is known about a and c
+    assert found is not None
+    assert (found.equals, found.behind) == ((), ("b",))
 
 
 def test_the_lowest_score_leads_where_lower_is_better() -> None:
@@ -300,6 +303,28 @@ def test_names_in_a_verdict_are_whole_names() -> None:
     assert text.startswith('<b class="c1">gpt2</b> is ahead of <b class="c0">gpt</b> on gpt2')
     assert text.endswith("by &lt;1.")
     assert emphasized("no difference", {}) == "No difference."
+
+
+def test_generated_text_is_marked_and_real_text_is_not() -> None:
+    text = render(race(["gpt2/tiny"], tasks=()))
+    assert text.count("The members of<mark> ") == 1
+    assert '<p class="text">The members of reading' not in text
+    assert "longest copy" in Page(text).all("th")
+    found = race(["gpt2/tiny"], tasks=())
+    for sample in found["samples"]:
+        del sample["prompts"], sample["longest_copy"]
+    assert "<mark>" not in render(found)
+    assert "longest copy" not in Page(render(found)).all("th")
+
+
+def test_a_counting_model_has_no_steps() -> None:
+    found = race(["gpt2/tiny", "ngram/tiny"], tasks=())
+    found["entrants"][1] |= {"counted": True, "parameters": 0, "steps": 0, "lr": 5e-4}
+    found["entrants"].append(found["entrants"][1] | {"name": "5-gram", "baseline": True})
+    found["entrants"][1]["cost"] = found["entrants"][-1]["cost"] = None
+    cells = Page(render(found)).said.split("What it cost")[1].split("Left out")[0]
+    assert "ngram/tiny counting – – – – –" in cells
+    assert "5-gram" not in cells
 
 
 def test_long_lists_of_names_end_in_a_number() -> None:

@@ -180,7 +180,7 @@ def tradeoff(race: Json, entrants: Entrants) -> dict[str, Any]:
     costs = {
         key: found
         for key in TRADEOFF_COSTS
-        if len(found := {o["name"]: v for o in running if (v := finite(cost_value(o, key)))}) > 1
+        if len(found := {o["name"]: v for o in running if (v := cost_value(o, key))}) > 1
     }
     tables = {
         f"score-{index}": table

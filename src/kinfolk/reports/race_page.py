@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from markupsafe import Markup
 
 from kinfolk.reports import page, race_cards, race_charts
-from kinfolk.reports.race_tables import Cell, Part, cost_table, sample_cells, score_part
+from kinfolk.reports.race_tables import Cell, Part, cost_table, sample_table, score_part
 from kinfolk.reports.race_view import (
     Entrant,
     Json,
@@ -72,11 +73,11 @@ class TaskSection:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """Generated text of an entrant and its quality."""
+    """Generated texts of an entrant, each after its prompt, and their quality."""
 
     entrant: str
     cells: Sequence[Cell]
-    texts: Sequence[str]
+    texts: Sequence[tuple[str, str]]
     reference: bool
 
 
@@ -105,7 +106,7 @@ def render(race: Mapping[str, Any]) -> str:
         learning={"hint": LEARNING_HINT, **race_charts.learning(running, entrants)},
         tradeoff={"hint": TRADEOFF_HINT, **race_charts.tradeoff(race, entrants)},
         probes=race_charts.probes(race.get("probes") or (), entrants),
-        samples=[sample_row(one) for one in race.get("samples") or ()],
+        samples=samples_section(race.get("samples") or ()),
         costs={"hint": COST_HINT, "columns": cost_columns, "rows": cost_rows},
         left_out=[one for one in race.get("entrants") or () if one.get("left_out")],
         rules=race_cards.rules(race),
@@ -193,7 +194,13 @@ def task_hint(task: Json, scale: Scale) -> str:
     return words + " Points: the mean over seeds. Lines: its 95 % interval. Pale: baselines."
 
 
-def sample_row(sample: Json) -> SampleRow:
-    """Return generated text and its quality."""
-    texts = [str(text) for text in sample.get("texts") or ()]
-    return SampleRow(sample["entrant"], sample_cells(sample), texts, bool(sample.get("reference")))
+def samples_section(samples: Sequence[Json]) -> dict[str, Any]:
+    """Return generated texts and the table of their quality."""
+    columns, cells = sample_table(samples)
+    rows = []
+    for sample, line in zip(samples, cells, strict=True):
+        texts = [str(text) for text in sample.get("texts") or ()]
+        prompts = [str(prompt) for prompt in sample.get("prompts") or ()]
+        pairs = list(zip_longest(prompts[: len(texts)], texts, fillvalue=""))
+        rows.append(SampleRow(sample["entrant"], line, pairs, bool(sample.get("reference"))))
+    return {"columns": columns, "rows": rows}
