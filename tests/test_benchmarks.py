@@ -163,17 +163,31 @@ def test_ngrams_are_counted_and_scored_in_small(
     assert "count_cpu_s" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # of the bare loop, on a CPU
+@pytest.mark.parametrize(
+    ("family", "rows"), [("ulmfit", 3), pytest.param("elmo", 2, marks=pytest.mark.slow)]
+)
 def test_lstm_training_is_timed_beside_a_bare_loop(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    family: str,
+    rows: int,
 ) -> None:
-    small = "--hidden 8 --lstm 12 --vocab 60 --batch 3 --length 9 --seconds 0"
+    small = f"--family {family} --hidden 8 --lstm 12 --vocab 60 --batch 3 --length 9 --seconds 0"
     results = tmp_path / "speed.jsonl"
-    monkeypatch.setattr(sys, "argv", ["benchmark", *small.split(), "--results", str(results)])
+    arguments = ["benchmark", *small.split(), "--profile", "--results", str(results)]
+    monkeypatch.setattr(sys, "argv", arguments)
     runpy.run_path(str(FILE.with_name("recurrent_speed.py")), run_name="__main__")
     lines = [json.loads(line) for line in results.read_text().splitlines()]
-    assert len(lines) == 4 and lines[0]["ratio"] == 1.0
-    assert all(line["speed"] > 0 for line in lines)
-    assert capsys.readouterr().out.count("| float32 |") == 4
+    assert len(lines) == rows
+    for line in lines:
+        assert line["speed"] > 0 and line["bare"] > 0 and line["ratio"] > 0
+        for found in line["profile"].values():
+            assert found["step_ms"] >= found["host_ms"] > 0 and found["operations"] > 50
+            assert found["top_host_ms"]
+    printed = capsys.readouterr().out
+    assert printed.count("| float32 |") == rows and "host_ms" in printed
 
 
 def test_cvt_is_compared_with_itself_without_unlabelled_text(

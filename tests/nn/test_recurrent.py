@@ -205,15 +205,35 @@ def test_layers_run_in_their_own_precision_under_autocast() -> None:
         assert recurrence.run(layer, recurrence.flatten(x)).dtype == torch.float32
 
 
-def test_gradients_of_a_bfloat16_lstm_are_those_of_float32() -> None:
+@pytest.mark.parametrize("size", [64, 256])
+def test_gradients_of_a_bfloat16_lstm_are_those_of_float32(size: int) -> None:
     state = torch.get_rng_state()
-    error = recurrent.bfloat16_error(torch.device("cpu"))
+    error = recurrent.bfloat16_error(torch.device("cpu"), size)
     assert 0.001 < error < recurrent.MAX_ERROR
     assert torch.equal(torch.get_rng_state(), state), "dropout must not depend on the check"
+    with torch.inference_mode():
+        assert recurrent.bfloat16_error(torch.device("cpu"), size) == error
+
+
+def test_a_bfloat16_lstm_that_is_inexact_or_refused_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact, cpu = recurrent.bfloat16_is_exact.__wrapped__, torch.device("cpu")
+    assert not exact(cpu), "cuDNN takes no tensors of a CPU"
+    monkeypatch.setattr(torch, "cudnn_is_acceptable", lambda x: x.dtype == torch.bfloat16)
+    for error, expected in ((0.01, True), (0.1, False), (float("nan"), False)):
+        monkeypatch.setattr(recurrent, "bfloat16_error", lambda device, size, error=error: error)
+        assert exact(cpu) == expected
+
+    def refuse(device: torch.device, size: int) -> float:
+        raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(recurrent, "bfloat16_error", refuse)
+    assert not exact(cpu)
 
 
 @pytest.mark.parametrize("ids", [PACKED, torch.zeros(4, 7, dtype=torch.long)])
-def test_a_layer_in_bfloat16_keeps_its_states_and_gradients_in_float32(
+def test_a_layer_in_bfloat16_has_output_states_and_gradients_in_float32(
     ids: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cuDNN runs under autocast, where it has bfloat16."""
@@ -223,16 +243,16 @@ def test_a_layer_in_bfloat16_keeps_its_states_and_gradients_in_float32(
     for dtype in (torch.float32, torch.bfloat16):
         monkeypatch.setattr(recurrent, "lstm_dtype", lambda layer, device, dtype=dtype: dtype)
         hidden, memory = run(layers, x, given)
-        assert hidden.dtype == dtype and memory is not None
-        hidden.float().square().sum().backward()
+        assert hidden.dtype == torch.float32 and memory is not None
+        hidden.square().sum().backward()
         grads = [p.grad for layer in layers for p in layer.parameters() if p.grad is not None]
-        found.append([hidden.detach().float(), memory.hidden, *grads])
+        found.append([hidden.detach(), memory.hidden, *grads])
         for layer in layers:
             layer.zero_grad(set_to_none=True)
     assert len(found[0]) == 10
     for exact, rounded in zip(*found, strict=True):
         assert rounded.dtype == torch.float32
-        assert (rounded - exact).norm() < 0.02 * exact.norm()
+        assert 0 < (rounded - exact).norm() < 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize(("exact", "expected"), [(True, torch.bfloat16), (False, torch.float32)])

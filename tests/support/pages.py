@@ -1,9 +1,12 @@
 """Pages of made-up values, through the functions that make the real ones."""
 
+import json
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from kinfolk.reports import audit_page, evaluation_page, race_page, run_page, tokenizers_page
 from kinfolk.reports.charts import (
@@ -28,6 +31,16 @@ from support.races import race
 LONG = "electra/small (objective=rtd, objective.discriminator_weight=25)"
 COUNTS = [[i * j for i in range(14)] for j in range(14)]
 EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def without_scripts(page: str) -> str:
+    """Return a page less what stands inside its scripts."""
+    return re.sub(r"(<script[^>]*>).*?</script>", r"\1</script>", page, flags=re.DOTALL)
+
+
+def chart_json(chart: str) -> Any:
+    """Return the data of a chart."""
+    return json.loads(chart.partition('<script type="application/json">')[2].partition("</")[0])
 
 
 def loss(name: str, start: float, end: float, steps: int = 500, noise: float = 0.12) -> Series:

@@ -23,7 +23,13 @@ from support.runs import MEMBERS, Home, OnStep
 def test_the_page_says_what_was_run(member: str, home: Home, runs: dict[str, Path]) -> None:
     text = (runs[member] / "report.html").read_text(encoding="utf-8")
     corpus = Corpus.open(home.corpus)
-    for said in (f"{member}/nano", f"{corpus.tokens:,}", "unigram entropy", "Kneser-Ney", "<svg"):
+    for said in (
+        f"{member}/nano",
+        f"{corpus.tokens:,}",
+        "unigram entropy",
+        "Kneser-Ney",
+        "<figure",
+    ):
         assert said in text
     found = baselines([(corpus, Corpus.open(home.corpus / "holdout"), 1.0)])
     assert f"{found.unigram:.2f}" in text
@@ -70,14 +76,14 @@ def test_the_page_of_fine_tuning_has_its_curves_and_the_scores_of_the_best(tmp_p
     found, settings = opinions(tmp_path, 64, 24), ("train.batch_size=8", "train.lr=2e-3")
     run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=3)
     page = (run / "report.html").read_text(encoding="utf-8")
-    for text in ("bert: train.tsv", "bert, dev", "classify", "accuracy", "score against step"):
+    for text in ("bert: train.tsv", "bert, dev", "classify", "accuracy", "accuracy by step"):
         assert text in page
     for name, value in dev(run).items():
         assert f"<td>{format_score(name, value)}</td>" in page
     with pytest.raises(KeyboardInterrupt):
         tune("bert/nano", found, tmp_path / "cut", *settings, callbacks=[OnStep(interrupt)])
     page = (tmp_path / "cut" / "report.html").read_text(encoding="utf-8")
-    assert "<svg" in page and "Dev rows" not in page  # nothing was scored yet
+    assert "<figure" in page and "Dev rows" not in page  # nothing was scored yet
     assert not (tmp_path / "cut" / "scores.json").exists()
 
 

@@ -25,6 +25,11 @@ class _Wording:
     scale: float
     means: Mapping[str, float]
     seeds: int  # planned
+    baselines: Collection[str]
+
+    def title(self, name: str) -> str:
+        """Return the name of an entrant, and that it is a baseline."""
+        return f"the baseline {name}" if name in self.baselines else name
 
     def numbers(self, *values: float) -> list[str]:
         """Format numbers alike, with enough decimals to tell each from 0."""
@@ -38,6 +43,11 @@ class _Wording:
         """Return by how much the first entrant is better, with the interval."""
         value, low, high = self.numbers(*better_by(d))
         return f"{value} {self.unit} ({self.share(d)}95 % interval {low} to {high}"
+
+    def reach(self, ties: Sequence[Difference]) -> str:
+        """Return how large the differences of undecided pairs may be."""
+        (most,) = self.numbers(max(abs(bound) for d in ties for bound in (d.low, d.high)))
+        return f"all 95 % intervals include 0 and reach up to {most} {self.unit}"
 
     def share(self, d: Difference) -> str:
         """Return the difference of bits in percent of the second entrant's."""
@@ -81,7 +91,7 @@ def verdict_sentences(
     """
     factor = (100.0 if unit == "points" else 1.0) if scale is None else scale
     means = {name: interval.value for name, interval in intervals.items()}
-    wording = _Wording(where, unit, factor, means, seeds)
+    wording = _Wording(where, unit, factor, means, seeds, baselines)
     entrants = [d for d in differences if d.first not in baselines and d.second not in baselines]
     sentences = ahead_sentences(wording, entrants) + tie_sentences(wording, entrants)
     for baseline in baselines:
@@ -92,21 +102,36 @@ def verdict_sentences(
 
 
 def ahead_sentences(wording: _Wording, differences: Iterable[Difference]) -> list[str]:
-    """Return one sentence for each entrant that is ahead of others."""
-    behind: dict[str, list[Difference]] = {}
+    """Return who is ahead of whom; entrants that are ahead of the same others share a sentence."""
+    leads: dict[str, list[Difference]] = {}
     for d in differences:
         if d.shown:
-            behind.setdefault(d.first, []).append(d)
-    return [_ahead(wording, first, group) for first, group in behind.items()]
+            leads.setdefault(d.first, []).append(d)
+    shared: dict[frozenset[str], list[Difference]] = {}
+    for group in leads.values():
+        shared.setdefault(frozenset(d.second for d in group), []).extend(group)
+    return [_ahead(wording, group) for group in shared.values()]
 
 
-def _ahead(wording: _Wording, first: str, group: Sequence[Difference]) -> str:
+def _ahead(wording: _Wording, group: Sequence[Difference]) -> str:
+    leaders = list(dict.fromkeys(d.first for d in group))
+    others = list(dict.fromkeys(wording.title(d.second) for d in group))
+    ending = _after(wording.runs(group))
+    start = f"{join_words(leaders)} {'is' if len(leaders) == 1 else 'are'} ahead of"
     if len(group) == 1:
-        (d,) = group
-        by = f"{wording.lead(d)}{_after(wording.runs(group))})"
-        return f"{first} is ahead of {d.second} on {wording.where} by {by}"
-    parts = join_words([f"of {d.second} by {wording.lead(d)})" for d in group])
-    return f"on {wording.where}, {first} is ahead {parts}{_after(wording.runs(group))}"
+        return f"{start} {others[0]} on {wording.where} by {wording.lead(group[0])}{ending})"
+    if len(group) == 2 and len(leaders) == 1:
+        leads = [f"{name} by {wording.lead(d)})" for name, d in zip(others, group, strict=True)]
+        return f"on {wording.where}, {start} {leads[0]} and of {leads[1]}{ending}"
+    least, most = wording.numbers(*_extremes(better_by(d)[0] for d in group))
+    closest = min(group, key=lambda d: better_by(d)[1])
+    _, low, high = wording.numbers(*better_by(closest))
+    by = least if least == most else f"{least} to {most}"
+    return (
+        f"{start} {join_words(others)} on {wording.where} by {by} {wording.unit} "
+        f"(95 % interval of {closest.first} over {closest.second}, the closest to 0: {low} to "
+        f"{high}{ending})"
+    )
 
 
 def tie_sentences(wording: _Wording, differences: Sequence[Difference]) -> list[str]:
@@ -117,7 +142,8 @@ def tie_sentences(wording: _Wording, differences: Sequence[Difference]) -> list[
 
 def _tie(wording: _Wording, group: Sequence[str], ties: Mapping[frozenset[str], Difference]) -> str:
     within = [d for pair, d in ties.items() if pair <= {*group}]
-    between = f"no difference shown between {join_words(group)} on {wording.where}"
+    names = join_words([wording.title(name) for name in group])
+    between = f"no difference shown between {names} on {wording.where}"
     ending = _after(wording.runs(within))
     if len(within) == 1:
         value, low, high = wording.numbers(*better_by(within[0]))
@@ -126,8 +152,8 @@ def _tie(wording: _Wording, group: Sequence[str], ties: Mapping[frozenset[str], 
         )
     (largest,) = wording.numbers(max(better_by(d)[0] for d in within))
     return (
-        f"{between} (differences of at most {largest} {wording.unit}, every 95 % interval "
-        f"includes 0{ending})"
+        f"{between} (differences of at most {largest} {wording.unit}, {wording.reach(within)}"
+        f"{ending})"
     )
 
 
@@ -156,23 +182,45 @@ def baseline_sentences(
     if len(ties) > 1:
         names = join_words([d.second if d.first == baseline else d.first for d in ties], "or")
         sentences.append(
-            f"no difference shown between the baseline {baseline} and {names} on {wording.where} "
-            f"(every 95 % interval includes 0{_after(wording.runs(ties))})"
+            f"no difference shown between {wording.title(baseline)} and {names} on {wording.where} "
+            f"({wording.reach(ties)}{_after(wording.runs(ties))})"
         )
     elif ties:
         sentences += tie_sentences(wording, ties)
-    wins = [d for d in differences if d.shown and d.second == baseline]
-    if len(wins) > 1:
-        leads = sorted(better_by(d)[0] for d in wins)
-        least, most = wording.numbers(leads[0], leads[-1])
-        sentences.append(
-            f"{join_words([d.first for d in wins])} are ahead of the baseline {baseline} on "
-            f"{wording.where} by {least} to {most} {wording.unit} (every 95 % interval excludes 0"
-            f"{_after(wording.runs(wins))})"
-        )
-    else:
-        sentences += ahead_sentences(wording, wins)
-    return sentences
+    return sentences + ahead_sentences(wording, [d for d in differences if d.second == baseline])
+
+
+def label_curve_sentence(
+    where: str, tables: Mapping[str, Sequence[Difference]], *, baselines: Collection[str] = ()
+) -> str:
+    """Return who leads with how many labels; `tables` has the differences for each number."""
+    clauses = []
+    for labels, differences in tables.items():
+        if not differences:
+            continue
+        best = differences[0].first  # pairs are in the order of the scores
+        own = [d for d in differences if d.first == best]
+        equals = [d.second for d in own if not d.shown]
+        named = f"{best} (a baseline)" if best in baselines else best
+        if not equals:
+            clause = f"{named} is ahead of {'all others' if len(own) > 1 else own[0].second}"
+        elif len(equals) == len(own) > 1:
+            clause = f"{named} has the best mean, and is not shown to be ahead of any other"
+        else:
+            clause = (
+                f"{named} has the best mean, and no difference from {join_words(equals, 'or')} "
+                "is shown"
+            )
+        clauses.append(f"with {labels} labels {clause}")
+    return f"on {where}, {'; '.join(clauses)}" if clauses else ""
+
+
+def pseudo_likelihood_note(entrants: Sequence[str]) -> str:
+    """Return why some scores are not in the ranking of likelihoods."""
+    return (
+        f"{join_words(entrants)}: a pseudo-likelihood predicts tokens from the text on both sides. "
+        "It is not the probability of the text, and is not ranked against likelihoods"
+    )
 
 
 def better_by(d: Difference) -> tuple[float, float, float]:
@@ -185,6 +233,11 @@ def join_words(words: Sequence[str], conjunction: str = "and") -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
+
+
+def _extremes(values: Iterable[float]) -> tuple[float, float]:
+    known = list(values)
+    return min(known), max(known)
 
 
 def _after(text: str) -> str:

@@ -224,9 +224,13 @@ def batch_flops(work: PretrainWorkload, batch: Batch[Any]) -> int:
     step = optimizer_step(work, device, bfloat16=uses_bfloat16(work, device))
     if work.memory is not None:
         batch = batch.with_memory(work.memory[0])
+    batch = batch.to(device)
     work.model.train()
+    if device.type == "cuda":  # the first pass of an LSTM checks the kernel of the device
+        with torch.no_grad():
+            step.forward(batch)
     with FlopCounter() as counter:
-        loss = step.forward(batch.to(device))
+        loss = step.forward(batch)
         torch.autograd.backward(loss.mean(batch.counts))
     work.model.zero_grad(set_to_none=True)
     return counter.total

@@ -40,8 +40,18 @@ class Scale:
 
 
 SCALES = {
-    "nano": Scale(size="nano", tokens=6e5, flops=1.2e12, corpus_bytes=4_000_000),
-    "tiny": Scale(size="tiny", tokens=2e6, flops=8e12, corpus_bytes=12_000_000),
+    "nano": Scale(
+        size="nano",
+        tokens=2e5,
+        flops=2e11,
+        corpus_bytes=2_000_000,
+        batch_size=16,
+        vocab_size=2048,
+        train_rows=2000,
+        task_steps=120,
+        max_tokens=1024,
+    ),
+    "tiny": Scale(size="tiny", tokens=2e6, flops=6e12, corpus_bytes=8_000_000),
     "mini": Scale(
         size="mini",
         tokens=4e7,
@@ -149,7 +159,8 @@ CLAIMS = (
         budget_kind="tokens",
         parts=(Part(first="fresh", second="fixed"),),
         effect=0.02,
-        corpus_share=0.05,
+        corpus_share=0.1,
+        options={"holdout": 0.5},
         setting="BERT, pseudo-likelihood of held-out text after many epochs of little text",
     ),
     Claim(

@@ -22,6 +22,7 @@ from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.verdicts import unit_of, verdict_sentences
 from kinfolk.reports.page import write
 from kinfolk.reports.race_page import render
+from kinfolk.tasks.task import task_class
 from kinfolk.workflows.race_data import read_stored
 from kinfolk.workflows.race_jobs import planned_task, read_result
 from kinfolk.workflows.race_plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask, write_json
@@ -285,7 +286,7 @@ def task_table(race: Path, plan: Plan, task: PlannedTask, results: Results) -> J
     unit, _ = unit_of(metric)
     return {
         "name": task.name,
-        "kind": task.kind,
+        "kind": task_class(task.kind).alias,
         "metric": metric.name,
         "unit": unit,
         "maximum": metric.maximum,

@@ -1,4 +1,4 @@
-// Interactive charts: every <figure class="chart"> is drawn from the JSON inside it.
+// Interactive charts: every figure of class "chart" is drawn from the JSON inside it.
 "use strict";
 (() => {
   const { color, onRedraw, axes, builders } = window.kinfolk;

@@ -1,0 +1,262 @@
+"""Sentences about differences: planted entrants that are better or equal, and the wording."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from kinfolk.metrics.classification import Accuracy
+from kinfolk.metrics.comparison import (
+    BITS_PER_BYTE,
+    Difference,
+    Interval,
+    compare_all,
+    summarize,
+)
+from kinfolk.metrics.metric import Metric, Statistics, with_counts
+from kinfolk.metrics.text import BLEU, Perplexity
+from kinfolk.metrics.verdicts import (
+    label_curve_sentence,
+    pseudo_likelihood_note,
+    undecided_groups,
+    unit_of,
+    verdict_sentences,
+)
+
+ROWS = 500
+
+
+def planted(advantage: float, rng: np.random.Generator, difficulty: Sequence[float]) -> Statistics:
+    """Return the rows that a model gets right, whose seed is worth as much as a third of a row."""
+    noise = rng.normal(0, 0.5, ROWS) + rng.normal(0, 0.05)
+    return with_counts((np.asarray(difficulty) + noise + advantage > 0).astype(float))
+
+
+def race(
+    advantages: dict[str, float], seeds: int = 3, seed: int = 0
+) -> dict[str, list[Statistics]]:
+    rng = np.random.default_rng(seed)
+    difficulty = rng.normal(size=ROWS).tolist()
+    return {
+        name: [planted(advantage, rng, difficulty) for _ in range(seeds)]
+        for name, advantage in advantages.items()
+    }
+
+
+def sentences(
+    metric: Metric, table: dict[str, list[Statistics]], where: str = "triage.tsv", seeds: int = 3
+) -> list[str]:
+    intervals = {name: summarize(metric, rows) for name, rows in table.items()}
+    unit, scale = unit_of(metric)
+    return verdict_sentences(where, unit, intervals, compare_all(metric, table), seeds, scale=scale)
+
+
+def test_an_entrant_that_is_better_by_construction_is_ahead_and_a_twin_is_not() -> None:
+    table = race({"plain": 0.3, "better": 1.0})
+    table["twin"] = race({"twin": 0.3}, seed=0)["twin"]  # the same rows and the same models
+    found = sentences(Accuracy(), table)
+    assert len(found) == 2
+    assert found[0].startswith("on triage.tsv, better is ahead of plain by ")
+    assert " and of twin by " in found[0]
+    assert found[1].startswith("no difference shown between plain and twin on triage.tsv (")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_difference_is_shown_between_entrants_that_are_equal_by_construction(seed: int) -> None:
+    found = sentences(Accuracy(), race(dict.fromkeys(["a", "b", "c", "d"], 0.4), seed=seed))
+    (sentence,) = found
+    assert sentence.startswith("no difference shown between ")
+    assert all(name in sentence for name in "abcd")
+
+
+def test_a_better_model_of_text_is_ahead_in_bits_per_byte() -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(200, 4000, 100).astype(float)
+    common = rng.normal(0, 0.3, 100)
+
+    def model(bits: float) -> list[Statistics]:
+        costs = [bits + common + rng.normal(0, 0.02, 100) + rng.normal(0, 0.01) for _ in range(3)]
+        return [np.stack([np.log(2) * sizes * cost, sizes], 1) for cost in costs]
+
+    table = {"plain": model(2.2), "better": model(2.0), "equal": model(2.2)}
+    first, last = sentences(BITS_PER_BYTE, table, "the held-out text")
+    assert first.startswith("on the held-out text, better is ahead of ")
+    assert " bits per byte (9." in first or " bits per byte (8." in first
+    assert " %, 95 % interval 0.1" in first
+    assert last.startswith("no difference shown between ")
+    assert "plain" in last and "equal" in last
+
+
+def difference(
+    first: str, second: str, value: float, half: float, *, seeds: int = 3, rows_only: bool = False
+) -> Difference:
+    return Difference(
+        first=first,
+        second=second,
+        value=value,
+        low=value - half,
+        high=value + half,
+        p=0.01 if abs(value) > half else 0.5,
+        shown=abs(value) > half,
+        seeds=seeds,
+        rows_only=rows_only,
+    )
+
+
+def written(*differences: Difference, unit: str = "points", **options: object) -> list[str]:
+    intervals = {"b": Interval(2.0, 1.9, 2.1, (2.0,))}
+    return verdict_sentences("triage.tsv", unit, intervals, differences, 3, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "sentence"),
+    [
+        (
+            difference("a", "b", 0.021, 0.012),
+            {},
+            "a is ahead of b on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3, 3 seeds)",
+        ),
+        (
+            difference("a", "b", 0.003, 0.011),
+            {},
+            "no difference shown between a and b on triage.tsv (difference 0.3 points, "
+            "95 % interval -0.8 to 1.4, 3 seeds)",
+        ),
+        (
+            difference("a", "b", 0.021, 0.012, seeds=1, rows_only=True),
+            {},
+            "a is ahead of b on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3, "
+            "one seed: the interval covers test rows only, not training)",
+        ),
+        (
+            difference("a", "b", 0.021, 0.012, seeds=2),
+            {},
+            "a is ahead of b on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3, 2 of 3 seeds)",
+        ),
+        (
+            difference("a", "b", 0.021, 0.012, seeds=0),
+            {},
+            "a is ahead of b on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3)",
+        ),
+        (
+            difference("a", "b", -0.1, 0.04),
+            {"unit": "bits per byte"},
+            "a is ahead of b on triage.tsv by 0.100 bits per byte (5.0 %, 95 % interval 0.060 to "
+            "0.140, 3 seeds)",
+        ),
+        (
+            difference("a", "b", 2.1, 1.2),
+            {"scale": 1.0},
+            "a is ahead of b on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3, 3 seeds)",
+        ),
+        (
+            difference("a", "b", 0.021, 0.02097),
+            {},
+            "a is ahead of b on triage.tsv by 2.100 points (95 % interval 0.003 to 4.197, 3 seeds)",
+        ),
+        (
+            difference("a", "b", 0.021, 0.012),
+            {"baselines": ["b"]},
+            "a is ahead of the baseline b on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3, "
+            "3 seeds)",
+        ),
+        (
+            difference("b", "a", 0.021, 0.012),
+            {"baselines": ["b"]},
+            "b is ahead of a on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3, 3 seeds)",
+        ),
+    ],
+)
+def test_a_pair_is_one_sentence(
+    found: Difference, options: dict[str, object], sentence: str
+) -> None:
+    assert written(found, **options) == [sentence]
+
+
+def table_of(names: str, shown: Sequence[str], **options: object) -> list[Difference]:
+    return [
+        difference(a, b, 0.05 if a + b in shown else 0.01, 0.02, **options)  # type: ignore[arg-type]
+        for a, b in combinations(names, 2)
+    ]
+
+
+def test_many_equal_pairs_are_one_sentence_with_what_they_leave_open() -> None:
+    assert written(*table_of("abcd", [])) == [
+        "no difference shown between a, b, c and d on triage.tsv (differences of at most 1.0 "
+        "points, all 95 % intervals include 0 and reach up to 3.0 points, 3 seeds)"
+    ]
+
+
+def test_entrants_ahead_of_the_same_others_share_a_sentence() -> None:
+    assert written(*table_of("abcd", ["ac", "ad", "bc", "bd"])) == [
+        "a and b are ahead of c and d on triage.tsv by 5.0 points (95 % interval of a over "
+        "c, the closest to 0: 3.0 to 7.0, 3 seeds)",
+        "no difference shown between a and b on triage.tsv (difference 1.0 points, 95 % interval "
+        "-1.0 to 3.0, 3 seeds)",
+        "no difference shown between c and d on triage.tsv (difference 1.0 points, 95 % interval "
+        "-1.0 to 3.0, 3 seeds)",
+    ]
+
+
+def test_every_undecided_pair_is_in_a_group_and_no_group_has_a_decided_one() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        pairs = ["".join(pair) for pair in combinations("abcdef", 2)]
+        shown = [pair for pair in pairs if rng.random() < 0.4]
+        groups = undecided_groups(table_of("abcdef", shown))
+        inside = {"".join(pair) for group in groups for pair in combinations(group, 2)}
+        assert inside == {*pairs} - {*shown}
+
+
+def test_a_baseline_is_named_where_it_beats_or_equals_entrants() -> None:
+    found = written(*table_of("tab", ["ta"]), baselines=["t"])
+    assert found == [
+        "no difference shown between a and b on triage.tsv (difference 1.0 points, 95 % interval "
+        "-1.0 to 3.0, 3 seeds)",
+        "t is ahead of a on triage.tsv by 5.0 points (95 % interval 3.0 to 7.0, 3 seeds)",
+        "no difference shown between the baseline t and b on triage.tsv (difference 1.0 points, "
+        "95 % interval -1.0 to 3.0, 3 seeds)",
+    ]
+    found = written(*table_of("tabc", []), baselines=["t"])
+    assert found[1] == (
+        "no difference shown between the baseline t and a, b or c on triage.tsv (all 95 % "
+        "intervals include 0 and reach up to 3.0 points, 3 seeds)"
+    )
+
+
+def test_no_winner_is_named_where_an_interval_includes_0() -> None:
+    rng = np.random.default_rng(1)
+    for effect in rng.uniform(0, 0.5, 20).tolist():
+        table = race({"a": effect, "b": 0.0, "c": 0.0}, seed=int(1e6 * effect))
+        differences = compare_all(replace(Accuracy(), max_resamples=100), table)
+        ahead = [s for s in verdict_sentences("t", "points", {}, differences, 3) if "ahead" in s]
+        winners = {d.first for d in differences if d.low > 0}
+        assert {s.removeprefix("on t, ").split(" ")[0] for s in ahead} <= winners
+        assert bool(ahead) == bool(winners)
+
+
+def test_the_curve_of_labels_is_one_sentence() -> None:
+    tables = {
+        "16": table_of("tab", []),
+        "64": table_of("abt", ["at"]),
+        "all": table_of("abt", ["ab", "at"]),
+    }
+    assert label_curve_sentence("triage.tsv", tables, baselines=["t"]) == (
+        "on triage.tsv, with 16 labels t (a baseline) has the best mean, and is not shown to be "
+        "ahead of any other; with 64 labels a has the best mean, and no difference from b is "
+        "shown; with all labels a is ahead of all others"
+    )
+    assert label_curve_sentence("triage.tsv", {"16": []}) == ""
+
+
+def test_units_of_metrics() -> None:
+    assert unit_of(Accuracy()) == ("points", 100)
+    assert unit_of(BLEU) == ("points", 1)
+    assert unit_of(BITS_PER_BYTE) == ("bits per byte", 1)
+    assert unit_of(Perplexity()) == ("perplexity", 1)
+
+
+def test_pseudo_likelihoods_are_set_apart_by_name() -> None:
+    assert pseudo_likelihood_note(["bert/tiny", "t5/tiny"]).startswith("bert/tiny and t5/tiny: ")

@@ -1,0 +1,283 @@
+"""Comparisons from options to race.json, in one process, with runs that take a second."""
+
+import csv
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinfolk
+from kinfolk import UserError
+from kinfolk.training import checkpoint
+from kinfolk.workflows.compare import RaceCallback, RaceResult, compare, resume_race
+from kinfolk.workflows.race_plan import Job, Plan
+from support.runs import text
+
+GOOD, BAD = ("lovely", "great", "fine"), ("awful", "dull", "bad")
+SMALL: dict[str, Any] = {
+    "tokens": 4000,
+    "seeds": 2,
+    "labels": ["8", "all"],
+    "length": 16,
+    "batch_size": 4,
+    "task_steps": 3,
+    "max_tokens": 64,
+    "samples": 2,
+    "device": "cpu",
+    "jobs": 0,
+}
+ENTRANTS = ["<b>gpt</b>=gpt2/nano", "bert/nano objective=mlm task.dropout=0.1", "ngram", "cove"]
+# Values that depend on time, memory or the present date.
+TIMES = {"seconds", "tokens_per_second", "peak_bytes", "joules", "created", "total_seconds"}
+
+
+def write_inputs(folder: Path, *, rows: int = 60) -> tuple[Path, Path]:
+    """Write a text and a labelled file."""
+    corpus, task = folder / "text.txt", folder / "films.tsv"
+    corpus.write_text(text(documents=150), encoding="utf-8")
+    chance = random.Random(0)
+    lines = ["text\tlabel"]
+    for number in range(rows):
+        words, label = chance.choice(((GOOD, "<i>good</i>"), (BAD, "bad")))
+        lines.append(f"film {number} was {chance.choice(words)}\t{label}")
+    task.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return corpus, task
+
+
+def scores(value: Any) -> Any:
+    """Return race.json without what depends on time."""
+    if isinstance(value, dict):
+        return {key: scores(inner) for key, inner in value.items() if key not in TIMES}
+    return [scores(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a text and a labelled file."""
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def result(inputs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> RaceResult:
+    """Return a small comparison that ran to its end."""
+    corpus, task = inputs
+    out = tmp_path_factory.mktemp("race") / "race"
+    return compare(ENTRANTS, corpus, out, tasks=task, **SMALL)
+
+
+def test_race_json_has_every_table(result: RaceResult) -> None:
+    race = json.loads((result.path / "race.json").read_text(encoding="utf-8"))
+    assert race["schema"] == 1 and race["complete"]
+    kinds = {row["entrant"]: row["kind"] for row in race["likelihood"]["rows"]}
+    assert kinds == {
+        "unigram": "baseline",
+        "5-gram": "baseline",
+        "<b>gpt</b>": "likelihood",
+        "ngram/tiny": "likelihood",
+        "bert/nano (objective=mlm, task.dropout=0.1)": "pseudo-likelihood",
+    }
+    (task,) = race["tasks"]
+    bert = "bert/nano (objective=mlm, task.dropout=0.1)"
+    scored = Counter(row["entrant"] for row in task["rows"])
+    names = ("<b>gpt</b>", bert, "bilstm/nano", "majority", "TF-IDF")
+    assert scored == dict.fromkeys(names, 2)  # for 8 labels and for all
+    assert all(len(row["seeds"]) == 2 for row in task["rows"] if not row["baseline"])
+    assert {entry["entrant"] for entry in task["left_out"]} == {"ngram/tiny"}
+    assert {table["task"] for table in race["probes"]} == {"films.tsv"}
+    assert {row["entrant"] for row in race["samples"]} >= {"<b>gpt</b>", "held-out text"}
+    assert race["verdicts"]
+
+
+def test_an_entrant_that_cannot_pretrain_is_left_out_with_the_reason(result: RaceResult) -> None:
+    (cove,) = (entrant for entrant in result.race["entrants"] if entrant["family"] == "cove")
+    assert cove["left_out"] == ("cove is trained on sentence pairs, and --corpus is running text")
+    assert not (result.path / "runs" / "cove-tiny").exists()
+
+
+def test_pseudo_likelihoods_are_not_compared_with_likelihoods(result: RaceResult) -> None:
+    kinds = {row["entrant"]: row["kind"] for row in result.race["likelihood"]["rows"]}
+    for pair in result.race["likelihood"]["differences"]:
+        assert (kinds[pair["first"]] == "pseudo-likelihood") == (
+            kinds[pair["second"]] == "pseudo-likelihood"
+        )
+
+
+def test_budgets_are_equal_within_two_percent(result: RaceResult) -> None:
+    tokens = [
+        entrant["cost"]["tokens"]
+        for entrant in result.race["entrants"]
+        if entrant["cost"] and entrant["cost"]["tokens"]
+    ]
+    assert len(tokens) == 2
+    assert max(tokens) - min(tokens) <= 0.02 * SMALL["tokens"]
+    assert result.race["budget"]["spread"] <= 0.02
+
+
+def test_the_page_escapes_names_and_labels(result: RaceResult) -> None:
+    page = (result.path / "race.html").read_text(encoding="utf-8")
+    assert "<b>gpt</b>" not in page and "<i>good</i>" not in page
+    assert "&lt;b&gt;gpt&lt;/b&gt;" in page
+
+
+def test_race_csv_has_each_seed_and_the_mean(result: RaceResult) -> None:
+    with (result.path / "race.csv").open(encoding="utf-8", newline="") as file:
+        lines = [*csv.DictReader(file)]
+    films = [line for line in lines if line["table"] == "films.tsv" and line["labels"] == "all"]
+    assert Counter(line["seed"] for line in films if line["entrant"] == "<b>gpt</b>") == {
+        "0": 1,
+        "1": 1,
+        "mean": 1,
+    }
+
+
+def test_scores_of_test_rows_are_those_of_the_statistics(result: RaceResult) -> None:
+    for path in (result.path / "jobs").glob("finetune.*.json"):
+        job = json.loads(path.read_text(encoding="utf-8"))
+        hits, count = map(sum, zip(*job["statistics"], strict=True))
+        assert job["score"] == pytest.approx(hits / count)
+
+
+def test_weights_of_fine_tuning_are_removed_and_predictions_kept(result: RaceResult) -> None:
+    folders = [*(result.path / "finetuned").glob("*/*/*/seed-*")]
+    assert len(folders) == 12
+    for folder in folders:
+        assert (folder / "predictions.jsonl").is_file()
+        assert not (folder / "checkpoints").exists()
+    assert [*(result.path / "runs").glob("*/seed-0/checkpoints/last")]
+
+
+class Interrupt(RaceCallback):
+    """Raise in the middle of a pretraining, or when a number of jobs are done."""
+
+    def __init__(self, *, jobs: int | None = None, running: str = "") -> None:
+        self.jobs, self.running, self.names = jobs, running, list[str]()
+
+    def on_start(self, job: Job) -> None:
+        """Stop when a job of this kind starts."""
+        if self.running and job.kind == self.running:
+            raise KeyboardInterrupt
+
+    def on_done(self, job: Job, seconds: float, failed: str | None) -> None:
+        """Stop after a number of jobs."""
+        self.names.append(job.name)
+        if self.jobs is not None and len(self.names) == self.jobs:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_comparison_continues_to_the_same_scores(
+    result: RaceResult, inputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, task = inputs
+    out = tmp_path / "race"
+    saved: list[Path] = []
+    save = checkpoint.save
+
+    def killed(*arguments: Any, **settings: Any) -> Path:
+        saved.append(save(*arguments, **settings))
+        if len(saved) == 2:
+            raise MemoryError  # nothing after this checkpoint is kept
+        return saved[-1]
+
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(MemoryError):
+        compare(ENTRANTS, corpus, out, tasks=task, **SMALL)
+    monkeypatch.setattr(checkpoint, "save", save)
+    first = Interrupt(jobs=4)
+    with pytest.raises(KeyboardInterrupt):
+        resume_race(out, jobs=0, callbacks=[first])
+    partial = json.loads((out / "race.json").read_text(encoding="utf-8"))
+    assert not partial["complete"] and partial["entrants"]
+    second = Interrupt()
+    again = resume_race(out, jobs=0, callbacks=[second])
+    assert {*first.names}.isdisjoint(second.names)
+    assert scores(again.race) == scores(result.race)
+
+
+def test_a_finished_comparison_is_not_run_again(result: RaceResult) -> None:
+    seen = Interrupt(jobs=1)
+    again = resume_race(result.path, jobs=0, callbacks=[seen])
+    assert not seen.names
+    assert again.race == result.race
+
+
+def test_the_plan_on_disk_is_the_plan(result: RaceResult) -> None:
+    plan = Plan.read(result.path / "plan.json")
+    plan.write(result.path / "again.json")
+    assert (result.path / "again.json").read_text() == (result.path / "plan.json").read_text()
+    assert len(plan.groups()) == 8  # baselines, three networks with two seeds, the n-gram model
+
+
+# Bad input: nothing is trained, and no folder is left
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 500}, r"--tokens 500 is enough for \d+ steps of .* use --tokens \d+ or more"),
+        ({"tokens": 4000, "minutes": 1}, "2 budgets are given: give one of --minutes"),
+        ({"tokens": None}, "0 budgets are given"),
+        ({"tokens": -1}, "--tokens must be greater than 0"),
+        ({"seeds": 0}, "--seeds must be from 1"),
+        ({"search": 1}, "--search must be from 2"),
+        ({"labels": ["many"]}, "--labels many: give numbers"),
+        ({"batch_size": 4096}, "fewer than a batch of 4096 rows of 16 tokens"),
+        ({"jobs": 1000}, "--jobs must be from 0"),
+        ({"device": "tpu"}, "device"),
+        ({"colour": "red"}, "unknown option of compare: .*colour"),
+        ({"corpus": "nowhere.txt"}, "nowhere.txt"),
+        ({"tasks": "nowhere.tsv"}, "no such file: nowhere.tsv"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_before_anything_is_trained(
+    inputs: tuple[Path, Path], tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    arguments = {**SMALL, "corpus": inputs[0], "tasks": inputs[1], **change}
+    corpus = arguments.pop("corpus")
+    with pytest.raises(UserError, match=message):
+        compare(["gpt2/nano", "bert/nano"], corpus, tmp_path / "race", **arguments)
+    assert not (tmp_path / "race").exists()
+
+
+@pytest.mark.parametrize(
+    ("entrants", "message"),
+    [
+        ([], "no entrant is given"),
+        (["gpt2/nano", "gpt2/nano"], "2 entrants are called 'gpt2/nano': give them names"),
+        (["gtp2"], "did you mean gpt2"),
+        (["bert/teny"], "did you mean tiny"),
+        (["bert/nano objective=nsb"], "bert has no objective 'nsb'"),
+        (["bert/nano model.dropuot=0.1"], "did you mean dropout"),
+        (["bert/nano task.droput=0.1"], "task.droput of .*: did you mean dropout"),
+        (["bert/nano train.steps=5"], "train.steps=5 in .* the budget sets it"),
+        (["bert/nano colour=red"], "colour=red in the entrant"),
+        (["bert/nano tokenizer=bpe"], "neither a folder nor KIND:SIZE"),
+        (["cove"], "no entrant can take part: cove is trained on sentence pairs"),
+    ],
+    ids=str,
+)
+def test_wrong_entrants_are_refused(
+    inputs: tuple[Path, Path], tmp_path: Path, entrants: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        compare(entrants, inputs[0], tmp_path / "race", tasks=inputs[1], **SMALL)
+    assert not (tmp_path / "race").exists()
+
+
+def test_text_without_labels_is_no_task(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="text"):
+        compare(["gpt2/nano"], inputs[0], tmp_path / "race", tasks=inputs[0], **SMALL)
+    assert not (tmp_path / "race").exists()
+
+
+def test_a_folder_that_exists_is_refused(result: RaceResult, inputs: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match="already exists"):
+        compare(["gpt2/nano"], inputs[0], result.path, **SMALL)
+
+
+def test_a_folder_that_is_no_comparison_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not the folder of a comparison"):
+        kinfolk.resume_race(tmp_path)

@@ -1,0 +1,193 @@
+"""The parts of a comparison without training: entrants, splits of labelled files, text."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kinfolk import UserError
+from kinfolk.rng import text_uniform
+from kinfolk.tasks.classification import Classification
+from kinfolk.tasks.rows import (
+    CorefDocument,
+    LabelledText,
+    MultipleChoiceRow,
+    QuestionRow,
+    TaggedSentence,
+)
+from kinfolk.workflows.race_data import (
+    TaskRows,
+    TextSource,
+    default_vocab_size,
+    hold_out,
+    nested_order,
+    read_stored,
+    read_task,
+    task_files,
+    write_splits,
+)
+from kinfolk.workflows.race_plan import Entrant, RaceOptions, parse_labels, slugs
+from support.runs import text
+
+
+def options(*tasks: Path | str, **others: object) -> RaceOptions:
+    """Return options of a comparison."""
+    entrants = (Entrant.parse("gpt2/nano"),)
+    fields: dict[str, object] = {"corpus": (), "tasks": tuple(map(str, tasks)), **others}
+    return RaceOptions(entrants=entrants, budget_kind="tokens", budget_amount=1.0, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("gpt2", Entrant("gpt2/tiny", "gpt2/tiny")),
+        ("bert/mini", Entrant("bert/mini", "bert/mini")),
+        ("a=bert", Entrant("a", "bert/tiny")),
+        ("two words=bert/nano", Entrant("two words", "bert/nano")),
+        (
+            "x=bert/nano objective=mlm train.lr=1e-3 task.dropout=0.1 tokenizer=bpe:512",
+            Entrant("x", "bert/nano", ("train.lr=1e-3",), "mlm", ("dropout=0.1",), "bpe:512"),
+        ),
+        (
+            "bert/nano objective=mlm",
+            Entrant("bert/nano (objective=mlm)", "bert/nano", objective="mlm"),
+        ),
+    ],
+)
+def test_entrants_are_parsed(given: str, expected: Entrant) -> None:
+    assert Entrant.parse(given) == expected
+
+
+def test_names_of_folders_differ() -> None:
+    names = ["bert/tiny", "bert tiny", "BERT-tiny", "<b>", "../..", "日本"]
+    found = [*slugs(names)]
+    assert len({*found}) == len(names)
+    assert all("/" not in slug and not slug.startswith(".") for slug in found)
+
+
+def test_sizes_of_training_sets_are_sorted_and_end_with_all() -> None:
+    assert parse_labels(["64", "16", "all", "16"]) == ("16", "64", "all")
+    assert parse_labels(["64"]) == ("64", "all")
+
+
+def rows_of(counts: dict[str, int]) -> list[LabelledText]:
+    """Return rows with classes of these sizes, one class after the other."""
+    labels = [label for label, count in counts.items() for _ in range(count)]
+    return [LabelledText((f"text {n}",), label, n) for n, label in enumerate(labels)]
+
+
+def test_subsets_are_nested_stratified_and_differ_by_seed() -> None:
+    rows = rows_of({"a": 60, "b": 30, "rare": 2})
+    task = Classification.from_rows(rows)
+    order = nested_order(task, rows, seed=0)
+    assert sorted(row.number for row in order) == list(range(len(rows)))
+    assert {row.label for row in order[:3]} == {"a", "b", "rare"}
+    counts = Counter(row.label for row in order[:46])
+    assert abs(counts["a"] - 30) <= 1 and abs(counts["b"] - 15) <= 1
+    assert order == nested_order(task, rows, seed=0)
+    assert order != nested_order(task, rows, seed=1)
+
+
+def test_sizes_below_the_classes_or_above_the_rows_are_left_out() -> None:
+    rows = rows_of({"a": 20, "b": 20, "c": 20})
+    task = TaskRows("t", Classification.from_rows(rows), rows, rows, rows)
+    assert task.label_sizes(("2", "16", "64", "all")) == ("16", "all")
+
+
+def test_held_out_rows_keep_equal_texts_together() -> None:
+    rows = [LabelledText((f"text {n % 40}",), "a", n) for n in range(80)]
+    train, test = hold_out(rows, 0.2)
+    assert len(train) + len(test) == 80 and 16 <= len(test) <= 18
+    assert {row.text for row in train}.isdisjoint({row.text for row in test})
+
+
+def test_files_are_split_the_same_way_every_time(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    lines = [f"text number {n}\t{'yes' if n % 3 else 'no'}" for n in range(100)]
+    path.write_text("text\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    task = read_task(str(path), options(path))
+    assert (len(task.train), len(task.dev), len(task.test)) == (72, 8, 20)
+    splits = [{row.number for row in part} for part in (task.train, task.dev, task.test)]
+    assert sum(map(len, splits)) == len(set.union(*splits)) == 100
+    again = read_task(str(path), options(path))
+    assert again.test == task.test and again.train == task.train
+    limited = read_task(str(path), options(path, test_rows=5, train_rows=10))
+    assert (len(limited.train), len(limited.test)) == (10, 5)
+    assert limited.notes == (
+        "t.tsv: 10 of 72 train rows are used",
+        "t.tsv: 5 of 20 test rows are used",
+    )
+
+
+def test_splits_are_files_that_contain_each_other(tmp_path: Path) -> None:
+    rows = rows_of({"a": 20, "b": 20})
+    task = TaskRows("t", Classification.from_rows(rows), rows[::2], rows[1::4], rows[3::4])
+    write_splits(task, tmp_path, ("8", "all"), seeds=2)
+    small, every = (
+        {row.number for row in read_stored(tmp_path / f"train-{size}-seed1.jsonl", "classify")}
+        for size in ("8", "all")
+    )
+    assert len(small) == 8 and small < every and len(every) == 20
+    assert len(read_stored(tmp_path / "dev-8-seed0.jsonl", "classify")) == 8
+    assert read_stored(tmp_path / "test.jsonl", "classify") == rows[3::4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("classify", LabelledText(("a", "b"), "yes\u2028", 3)),
+        ("regress", LabelledText(("a",), 0.5, 3)),
+        ("choose", MultipleChoiceRow("c", ("x", "y"), 1, 4, "q")),
+        ("tag", TaggedSentence(("A", "b"), ("O", "B-X"), 2, predicate=None)),
+        ("span", QuestionRow("i", "context", "q", (("text", 3),), True, 1)),
+        ("coref", CorefDocument("d", (("A", "b"),), (((0, 1), (1, 2)),), 1, ((0, 1),))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_stored_rows_are_read_as_they_were(kind: str, row: object, tmp_path: Path) -> None:
+    from kinfolk.tasks.formats.stored_rows import stored_rows
+
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(stored_rows([row]))
+    assert read_stored(path, kind) == [row]
+
+
+def test_files_of_a_task(tmp_path: Path) -> None:
+    for name in ("train.tsv.gz", "dev.tsv", "test.tsv", "notes.txt"):
+        (tmp_path / name).write_text("x", encoding="utf-8")
+    assert task_files(str(tmp_path)) == {
+        "train": tmp_path / "train.tsv.gz",
+        "dev": tmp_path / "dev.tsv",
+        "test": tmp_path / "test.tsv",
+    }
+    pair = f"{tmp_path / 'dev.tsv'},{tmp_path / 'test.tsv'}"
+    assert [*task_files(pair)] == ["train", "test"]
+    with pytest.raises(UserError, match="names 4 files"):
+        task_files("a,b,c,d")
+    with pytest.raises(UserError, match="no file train"):
+        task_files(str(tmp_path / "empty") if (tmp_path / "empty").mkdir() else "")
+
+
+def test_the_vocabulary_grows_with_the_text() -> None:
+    assert [default_vocab_size(size) for size in (1e4, 2e6, 1e7, 1e12)] == [512, 512, 4096, 8192]
+
+
+def test_the_tokenizer_has_not_read_the_documents_that_are_scored(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    documents = text(documents=60).strip().split("\n\n")
+    secret = next(f"Xylophonist {n}" for n in range(99) if text_uniform(f"Xylophonist {n}") < 0.3)
+    path.write_text("\n\n".join([*documents, *[secret] * 50]), encoding="utf-8")
+    source = TextSource.open(options(corpus=(str(path),), holdout=0.3))
+    tokenizer = source.tokenizer("bpe", 600)
+    assert len(tokenizer.encode("Xylophonist", add_special_tokens=False)) > 5
+    corpus = source.prepare(tokenizer, tmp_path / "corpus", lambda message: None)
+    assert (corpus.folder / "holdout" / "corpus.json").is_file()
+
+
+def test_a_corpus_without_held_out_documents_is_refused(tmp_path: Path) -> None:
+    from support.runs import Home
+
+    home = Home.make(tmp_path / "home")
+    (home.corpus / "holdout").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="no held-out documents, which are scored"):
+        TextSource.open(options(corpus=(str(home.corpus),)))
