@@ -317,6 +317,10 @@ def test_generated_text_is_marked_and_real_text_is_not() -> None:
     assert "longest copy" not in Page(render(found)).all("th")
 
 
+def test_real_text_alone_is_no_section() -> None:
+    assert "Generated text" not in Page(render(race(["bert/tiny"]))).all("h2")
+
+
 def test_a_counting_model_has_no_steps() -> None:
     found = race(["gpt2/tiny", "ngram/tiny"], tasks=())
     found["entrants"][1] |= {"counted": True, "parameters": 0, "steps": 0, "lr": 5e-4}
