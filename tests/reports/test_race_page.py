@@ -103,11 +103,9 @@ def test_no_text_of_a_user_becomes_markup() -> None:
 def test_chart_data_is_json_that_holds_the_names() -> None:
     page = Page(render(hostile_race()))
     data = [text for tag, text in page.texts if tag == "script" and text.lstrip().startswith("{")]
-    assert data
-    assert any(
-        EVIL in json.dumps(json.loads(text), ensure_ascii=False) or EVIL in names(json.loads(text))
-        for text in data
-    )
+    found = [names(json.loads(text)) for text in data]
+    assert len(found) > 10
+    assert all(f"{EVIL}0" in one or f"{EVIL}1" in one for one in found)
 
 
 def names(value: Any) -> list[str]:
