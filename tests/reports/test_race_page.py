@@ -189,8 +189,8 @@ def test_pseudo_likelihoods_are_a_table_of_their_own() -> None:
     ranked, apart = said.split("Held-out text Text that")[1].split("Not ranked against the others")
     assert "gpt2/tiny" in ranked
     assert "bert/tiny" not in ranked
-    assert "bert/tiny" in apart.split("triage.tsv Classification")[0]
-    assert "gpt2/tiny" not in apart.split("triage.tsv Classification")[0]
+    assert "bert/tiny" in apart.split("triage.tsv Scored by")[0]
+    assert "gpt2/tiny" not in apart.split("triage.tsv Scored by")[0]
 
 
 def test_pseudo_likelihoods_of_two_methods_share_no_chart() -> None:
@@ -255,6 +255,11 @@ def test_the_lowest_score_leads_where_lower_is_better() -> None:
     found = lead("text", scale, rows, pairs([pair_of("a", "b", 0.2, True)]))
     assert found is not None
     assert (found.best.name, found.behind) == ("b", ("a",))
+
+
+def test_of_equal_scores_the_baseline_comes_last() -> None:
+    rows = [{"entrant": "TF-IDF", "mean": 1.0, "baseline": True}, *rows_of(a=1.0, b=1.0)]
+    assert [row.name for row in score_rows(rows, ACCURACY)] == ["a", "b", "TF-IDF"]
 
 
 def test_the_matrix_is_colored_only_where_a_difference_was_shown() -> None:

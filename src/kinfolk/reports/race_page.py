@@ -180,8 +180,7 @@ def task_hint(task: Json, scale: Scale) -> str:
     """Say what the task is and how many rows it has."""
     sizes = [f"{task[part]:,} {part}" for part in ("train", "dev", "test") if task.get(part)]
     direction = "lower" if scale.lower_is_better else "higher"
-    kind = str(task.get("kind") or "task").replace("_", " ").capitalize()
-    words = f"{kind}, scored by {scale.metric}; {direction} is better."
+    words = f"Scored by {scale.metric}; {direction} is better."
     if sizes:
         words += f" Rows: {', '.join(sizes)}."
     labels = task.get("labels") or {}

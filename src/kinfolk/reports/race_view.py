@@ -155,7 +155,8 @@ def score_rows(rows: Sequence[Json], scale: Scale, labels: str | None = None) ->
         if finite(row.get("mean")) is not None
         and (labels is None or str(row.get("labels", ALL)) == labels)
     ]
-    return sorted(found, key=lambda row: row.mean if scale.lower_is_better else -row.mean)
+    sign = 1 if scale.lower_is_better else -1
+    return sorted(found, key=lambda row: (sign * row.mean, row.baseline))
 
 
 def pairs(differences: Sequence[Json], labels: str | None = None) -> list[Pair]:
