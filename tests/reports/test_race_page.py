@@ -186,7 +186,7 @@ def test_missing_numbers_are_dashes() -> None:
 
 def test_pseudo_likelihoods_are_a_table_of_their_own() -> None:
     said = Page(render(race())).said
-    ranked, apart = said.split("Held-out text Text that")[1].split("Not ranked against the others")
+    ranked, apart = said.split("Held-out text Text that")[1].split("Pseudo-likelihood, each")
     assert "gpt2/tiny" in ranked
     assert "bert/tiny" not in ranked
     assert "bert/tiny" in apart.split("triage.tsv Scored by")[0]
@@ -199,10 +199,10 @@ def test_pseudo_likelihoods_of_two_methods_share_no_chart() -> None:
         if row["entrant"] == "t5/tiny":
             row["words"] = "each span from the rest"
     page = Page(render(found))
-    titles = [title for title in page.all("h3") if title.startswith("Not ranked")]
+    titles = [title for title in page.all("h3") if title.startswith("Pseudo")]
     assert titles == [
-        "Not ranked against the others: each token from all others",
-        "Not ranked against the others: each span from the rest",
+        "Pseudo-likelihood, each token from all others",
+        "Pseudo-likelihood, each span from the rest",
     ]
     assert page.said.count("A pseudo-likelihood predicts each token") == 1
     charts = [
@@ -210,6 +210,13 @@ def test_pseudo_likelihoods_of_two_methods_share_no_chart() -> None:
     ]
     intervals = [{row["name"] for row in c["rows"]} for c in charts if c["kind"] == "interval"]
     assert intervals == [{"bert/tiny", "albert/tiny"}, {"t5/tiny"}]
+
+
+def test_two_entrants_have_a_pair_and_no_matrix() -> None:
+    page = Page(render(race(["gpt2/tiny", "glm/tiny"], tasks=())))
+    assert "Which is ahead of which" not in page.all("h3")
+    assert "1 pair with an interval" in page.all("summary")
+    assert "Which is ahead of which" in Page(render(race())).all("h3")
 
 
 def test_one_seed_is_said_to_cover_rows_only() -> None:

@@ -26,19 +26,19 @@ from kinfolk.reports.race_view import (
 
 TITLE = "Which family fits this text?"
 PSEUDO = "pseudo-likelihood"
-PSEUDO_TITLE = "Not ranked against the others"
+PSEUDO_TITLE = "Pseudo-likelihood"
 PSEUDO_HINT = (
     "A pseudo-likelihood predicts each token from the text on both sides of it. That is easier "
     "than predicting it from the left alone, and the product of such predictions is not the "
     "probability of the text: these numbers are not bits that would encode it, and they are not "
-    "ranked against likelihoods. Where methods differ, they are not ranked against each other "
-    "either."
+    "ranked against likelihoods, nor against those of another method."
 )
 LEARNING_HINT = (
     "Only losses of the same objective share a panel: a loss of one objective says nothing about "
     "that of another. Lines join evaluations on held-out text where there are any, and training "
     "losses elsewhere."
 )
+POINTS = "Points: the mean over seeds. Lines: its 95 % interval."
 TRADEOFF_HINT = (
     "What an entrant cost in pretraining against what it reached. Lines: the 95 % interval."
 )
@@ -134,7 +134,7 @@ def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> Te
         same = [r for r in rows if r["kind"] == PSEUDO and r.get("words", "") == method]
         pseudo = score_rows(same, scale)
         apart = race_charts.interval_panel(pseudo, [], scale, entrants)
-        title = f"{PSEUDO_TITLE}: {method}" if method else PSEUDO_TITLE
+        title = f"{PSEUDO_TITLE}, {method.removeprefix(PSEUDO).lstrip(', ')}".rstrip(", ")
         hint = PSEUDO_HINT if len(parts) == 1 else ""
         parts.append(score_part(pseudo, found, scale, title=title, hint=hint, chart=apart))
     return TextSection(
@@ -148,7 +148,7 @@ def text_hint(ranked: Sequence[ScoreRow], baselines: Sequence[ScoreRow]) -> str:
     """Say what the numbers of held-out text are."""
     words = "Text that no entrant was trained on: fewer bits per byte are a better model of it."
     if ranked:
-        words += " Points: the mean over seeds. Lines: its 95 % interval."
+        words += f" {POINTS}"
     if baselines:
         names = race_cards.joined([row.name for row in baselines])
         words += f" Dashed: {names}, counted on the same training text."
@@ -186,11 +186,13 @@ def task_hint(task: Json, scale: Scale) -> str:
     labels = task.get("labels") or {}
     if 0 < len(labels) <= 8:
         words += (
-            " Labels: " + ", ".join(f"{name} {count:,}" for name, count in labels.items()) + "."
+            " Labels: " + ", ".join(f"{name} ({count:,})" for name, count in labels.items()) + "."
         )
     elif labels:
         words += f" {len(labels)} labels."
-    return words + " Points: the mean over seeds. Lines: its 95 % interval. Pale: baselines."
+    rows = score_rows(task["rows"], scale)
+    pale = " Pale: baselines." if any(row.baseline for row in rows) else ""
+    return f"{words} {POINTS}{pale}"
 
 
 def samples_section(samples: Sequence[Json]) -> dict[str, Any]:
