@@ -191,8 +191,8 @@ def words(pair: Pair, scale: Scale) -> str:
 def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list[PairRow]:
     """Return all pairs, the better ranked entrant first, in the order of the ranks."""
     rank = {name: index for index, name in enumerate(names)}
-    turned = [pair if rank[pair.first] < rank[pair.second] else pair.reverse for pair in found]
-    turned.sort(key=lambda pair: (rank[pair.first], rank[pair.second]))
+    ranked = [pair if rank[pair.first] < rank[pair.second] else pair.reverse for pair in found]
+    ranked.sort(key=lambda pair: (rank[pair.first], rank[pair.second]))
     return [
         PairRow(
             pair.first,
@@ -209,7 +209,7 @@ def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list
             state,
             pair.shown,
         )
-        for pair in turned
+        for pair in ranked
         for state in [pair_state(pair, scale)]
     ]
 
