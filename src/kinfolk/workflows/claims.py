@@ -21,9 +21,10 @@ from kinfolk.reports import claims_page
 from kinfolk.reports.page import write
 from kinfolk.workflows.claim_list import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
 from kinfolk.workflows.claim_scores import Effect, claim_effects
-from kinfolk.workflows.compare import RaceCallback, race_options, resume_race, start_race
+from kinfolk.workflows.compare import race_options, resume_race, start_race
 from kinfolk.workflows.race_data import read_task
 from kinfolk.workflows.race_plan import RaceOptions, write_json
+from kinfolk.workflows.race_pool import RaceCallback
 
 SCHEMA = 1
 COLUMNS = ("claim", "part", "first", "second", "unit", "value", "low", "high", "seeds", "verdict")
