@@ -143,7 +143,7 @@ def test_tokenizers_are_measured_side_by_side(kinfolk: Kinfolk, home: Home, tmp_
     assert loaded["tokens_per_word"] == loaded["tokens"] / found["words"]
     assert (byte["tokens"], byte["bytes_per_token"]) == (found["bytes"], 1.0)
     assert word["tokens_per_word"] == word["tokens_per_word_by_script"]["Latin"] == 1.0
-    assert "<svg" in page.read_text(encoding="utf-8")
+    assert "<figure" in page.read_text(encoding="utf-8")
     shown = kinfolk(*asked, "-o", page, "--force").out
     assert [line.split()[0] for line in shown.splitlines()[1:4]] == [
         "tokenizer",

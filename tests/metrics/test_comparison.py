@@ -344,6 +344,11 @@ def test_one_row_shows_nothing() -> None:
     assert np.isfinite([difference.low, difference.high]).all()
 
 
+def test_a_perfect_score_on_few_rows_is_not_certain() -> None:
+    few, many = (summarize(ACCURACY, [with_counts([1.0] * rows)] * 3) for rows in (20, 2000))
+    assert 0.8 < few.low < 0.95 < 0.99 < many.low < many.high == few.high == 1.0
+
+
 def test_documents_of_zero_bytes_are_allowed() -> None:
     rows = document_statistics([(10.0, 5.0), (0.0, 0.0), (12.0, 7.0)])
     assert summarize(BITS, [rows, rows]).value == pytest.approx(22 / np.log(2) / 12)

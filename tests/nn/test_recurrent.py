@@ -205,11 +205,31 @@ def test_layers_run_in_their_own_precision_under_autocast() -> None:
         assert recurrence.run(layer, recurrence.flatten(x)).dtype == torch.float32
 
 
-def test_gradients_of_a_bfloat16_lstm_are_those_of_float32() -> None:
+@pytest.mark.parametrize("size", [64, 256])
+def test_gradients_of_a_bfloat16_lstm_are_those_of_float32(size: int) -> None:
     state = torch.get_rng_state()
-    error = recurrent.bfloat16_error(torch.device("cpu"))
+    error = recurrent.bfloat16_error(torch.device("cpu"), size)
     assert 0.001 < error < recurrent.MAX_ERROR
     assert torch.equal(torch.get_rng_state(), state), "dropout must not depend on the check"
+    with torch.inference_mode():
+        assert recurrent.bfloat16_error(torch.device("cpu"), size) == error
+
+
+def test_a_bfloat16_lstm_that_is_inexact_or_refused_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact, cpu = recurrent.bfloat16_is_exact.__wrapped__, torch.device("cpu")
+    assert not exact(cpu), "cuDNN takes no tensors of a CPU"
+    monkeypatch.setattr(torch, "cudnn_is_acceptable", lambda x: x.dtype == torch.bfloat16)
+    for error, expected in ((0.01, True), (0.1, False), (float("nan"), False)):
+        monkeypatch.setattr(recurrent, "bfloat16_error", lambda device, size, error=error: error)
+        assert exact(cpu) == expected
+
+    def refuse(device: torch.device, size: int) -> float:
+        raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(recurrent, "bfloat16_error", refuse)
+    assert not exact(cpu)
 
 
 @pytest.mark.parametrize("ids", [PACKED, torch.zeros(4, 7, dtype=torch.long)])

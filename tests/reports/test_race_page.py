@@ -188,11 +188,30 @@ def test_missing_numbers_are_dashes() -> None:
 
 def test_pseudo_likelihoods_are_a_table_of_their_own() -> None:
     said = Page(render(race())).said
-    ranked, apart = said.split("Held-out text Text that")[1].split("Pseudo-likelihood: not ranked")
+    ranked, apart = said.split("Held-out text Text that")[1].split("Not ranked against the others")
     assert "gpt2/tiny" in ranked
     assert "bert/tiny" not in ranked
     assert "bert/tiny" in apart.split("triage.tsv Classification")[0]
     assert "gpt2/tiny" not in apart.split("triage.tsv Classification")[0]
+
+
+def test_pseudo_likelihoods_of_two_methods_share_no_chart() -> None:
+    found = race(["bert/tiny", "albert/tiny", "t5/tiny"], tasks=())
+    for row in found["likelihood"]["rows"]:
+        if row["entrant"] == "t5/tiny":
+            row["words"] = "each span from the rest"
+    page = Page(render(found))
+    titles = [title for title in page.all("h3") if title.startswith("Not ranked")]
+    assert titles == [
+        "Not ranked against the others: each token from all others",
+        "Not ranked against the others: each span from the rest",
+    ]
+    assert page.said.count("A pseudo-likelihood predicts each token") == 1
+    charts = [
+        json.loads(text) for tag, text in page.texts if tag == "script" and '"kind"' in text[:9]
+    ]
+    intervals = [{row["name"] for row in c["rows"]} for c in charts if c["kind"] == "interval"]
+    assert intervals == [{"bert/tiny", "albert/tiny"}, {"t5/tiny"}]
 
 
 def test_one_seed_is_said_to_cover_rows_only() -> None:

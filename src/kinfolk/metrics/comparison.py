@@ -116,7 +116,11 @@ def summarize(metric: Metric, statistics: Sequence[Statistics], *, fixed: bool =
     The interval of one seed covers rows only. `fixed` is a model that no seed changes.
     """
     sample = _samples(metric, {"": statistics}, [""] if fixed else [])[""]
-    rows = _Variance(float(sample.resampled.var(ddof=1)), max(sample.rows - 1.0, 1.0))
+    # Where all rows have the same score, another row may have the one that is farthest from it.
+    above = 0.0 if metric.lower_is_better else metric.maximum - sample.value
+    farthest = max(above, sample.value - metric.minimum)
+    variance = max(float(sample.resampled.var(ddof=1)), (farthest / sample.rows) ** 2)
+    rows = _Variance(variance, max(sample.rows - 1.0, 1.0))
     seeds = _Variance(sample.seed_variance(least=0.0), float(sample.df))
     parts = seeds, rows
     half = _half_width(parts, 1 - CONFIDENCE_LEVEL)

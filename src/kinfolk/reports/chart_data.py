@@ -53,9 +53,9 @@ def short(value: float) -> float:
 
 def curve_table(curves: Sequence[Points], digits: int) -> list[list[str]]:
     """Return rows of x and the newest value of each curve there; empty before its first point."""
-    places = np.unique([x for points in curves for x, _ in points])
+    all_xs = np.unique([x for points in curves for x, _ in points])
     rows = []
-    for x in places[downsample(len(places), TABLE_ROWS)]:
+    for x in all_xs[downsample(len(all_xs), TABLE_ROWS)]:
         row = [f"{x:,g}"]
         for points in curves:
             past = [y for at, y in points if at <= x]

@@ -25,12 +25,13 @@ from kinfolk.reports.race_view import (
 
 TITLE = "Which family fits this text?"
 PSEUDO = "pseudo-likelihood"
-PSEUDO_TITLE = "Pseudo-likelihood: not ranked against the others"
+PSEUDO_TITLE = "Not ranked against the others"
 PSEUDO_HINT = (
-    "These entrants predict each token from the text on both sides of it. That is easier than "
-    "predicting it from the left alone, and the product of such predictions is not the probability "
-    "of the text: these numbers are not bits that would encode it, and they are not ranked against "
-    "likelihoods."
+    "A pseudo-likelihood predicts each token from the text on both sides of it. That is easier "
+    "than predicting it from the left alone, and the product of such predictions is not the "
+    "probability of the text: these numbers are not bits that would encode it, and they are not "
+    "ranked against likelihoods. Where methods differ, they are not ranked against each other "
+    "either."
 )
 LEARNING_HINT = (
     "Only losses of the same objective share a panel: a loss of one objective says nothing about "
@@ -119,19 +120,22 @@ def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> Te
     if not likelihood or not likelihood.get("rows"):
         return None
     scale, rows = text_scale(likelihood), likelihood["rows"]
-    pseudo = score_rows([row for row in rows if row["kind"] == PSEUDO], scale)
     ranked = score_rows([row for row in rows if row["kind"] != PSEUDO], scale)
-    baselines = [row for row in ranked if row.baseline]
     found = pairs(likelihood.get("differences") or ())
+    baselines = [row for row in ranked if row.baseline]
+    own = [row for row in ranked if not row.baseline]
+    exact = race_charts.interval_panel(own, baselines, scale, entrants)
     compared = {name for pair in found for name in (pair.first, pair.second)}
     contest = [row for row in ranked if row.name in compared or not row.baseline]
-    rows_drawn = [row for row in ranked if not row.baseline]
-    exact = race_charts.interval_panel(rows_drawn, baselines, scale, entrants)
-    apart = race_charts.interval_panel(pseudo, [], scale, entrants)
-    parts = [
-        score_part(ranked, found, scale, chart=exact),
-        score_part(pseudo, found, scale, title=PSEUDO_TITLE, hint=PSEUDO_HINT, chart=apart),
-    ]
+    parts = [score_part(ranked, found, scale, chart=exact)]
+    # Pseudo-likelihoods of different methods are not comparable either.
+    for method in dict.fromkeys(row.get("words", "") for row in rows if row["kind"] == PSEUDO):
+        same = [r for r in rows if r["kind"] == PSEUDO and r.get("words", "") == method]
+        pseudo = score_rows(same, scale)
+        apart = race_charts.interval_panel(pseudo, [], scale, entrants)
+        title = f"{PSEUDO_TITLE}: {method}" if method else PSEUDO_TITLE
+        hint = PSEUDO_HINT if len(parts) == 1 else ""
+        parts.append(score_part(pseudo, found, scale, title=title, hint=hint, chart=apart))
     return TextSection(
         text_hint(ranked, baselines),
         [part for part in parts if part.rows],
