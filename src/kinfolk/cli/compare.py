@@ -201,7 +201,7 @@ def run(options: Any, out: Path, jobs: int | None, *, json: bool, plan: bool) ->
 
 def terminal_progress() -> Any:
     """Return the callback that prints a line for each job."""
-    from kinfolk.workflows.compare import RaceCallback
+    from kinfolk.workflows.race_pool import RaceCallback
 
     class TerminalProgress(RaceCallback):
         """Lines on stderr: what is done, how long it took, and how long the rest may take."""

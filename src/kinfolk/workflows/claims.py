@@ -25,13 +25,13 @@ from kinfolk.workflows.claim_scores import Effect, claim_effects
 from kinfolk.workflows.compare import (
     OPTIONS_FILE,
     RESULT_FILE,
-    RaceCallback,
     race_options,
     resume_race,
     start_race,
 )
 from kinfolk.workflows.race_data import read_task
 from kinfolk.workflows.race_plan import RaceOptions, write_json
+from kinfolk.workflows.race_pool import RaceCallback
 
 SCHEMA = 1
 COLUMNS = ("claim", "part", "first", "second", "unit", "value", "low", "high", "seeds", "verdict")

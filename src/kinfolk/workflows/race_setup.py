@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 import kinfolk
-from kinfolk.config import from_json, to_json, type_name
+from kinfolk.config import to_json, type_name
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family
-from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import select_device
 from kinfolk.workflows.budget import (
@@ -28,7 +27,6 @@ from kinfolk.workflows.budget import (
     describe,
     measure_costs,
 )
-from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.race_data import TextSource, make_corpus, tokenizer_key
 from kinfolk.workflows.race_plan import (
     Entrant,
@@ -39,7 +37,13 @@ from kinfolk.workflows.race_plan import (
 )
 from kinfolk.workflows.race_schedule import race_jobs
 from kinfolk.workflows.race_scores import parameter_counts
-from kinfolk.workflows.race_tasks import plan_tasks, read_tasks, task_choices
+from kinfolk.workflows.race_tasks import (
+    entrant_config,
+    plan_tasks,
+    read_tasks,
+    recipe_of,
+    task_choices,
+)
 from kinfolk.workflows.recipe import Recipe, default_length
 from kinfolk.workflows.recipe import recipe as make_recipe
 
@@ -195,19 +199,6 @@ def with_parameters(planned: PlannedEntrant) -> PlannedEntrant:
     tokenizer = Corpus.open(planned.corpus).tokenizer()
     total, others = parameter_counts(entrant_config(planned, tokenizer))
     return replace(planned, parameters=total, non_embedding_parameters=others)
-
-
-def entrant_config(entrant: PlannedEntrant, tokenizer: Tokenizer) -> Any:
-    """Return the config of an entrant's network."""
-    if entrant.recipe is not None:
-        return recipe_of(entrant).model
-    return InitialWeights(name=entrant.model).config(tokenizer)
-
-
-def recipe_of(entrant: PlannedEntrant) -> Recipe:
-    """Return the recipe of an entrant that pretrains."""
-    recipe: Recipe = from_json(dict(entrant.recipe or {}), group="recipe")
-    return recipe
 
 
 def share_budget(
