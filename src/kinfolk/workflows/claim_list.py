@@ -173,12 +173,12 @@ CLAIMS = (
         measure="task",
         budget_kind="tokens",
         parts=(
-            Part(first="gpt2", second="bert", stage="early", budget=0.25),
+            Part(first="gpt2", second="bert", stage="early", budget=0.3),
             Part(first="bert", second="gpt2", stage="late"),
         ),
         effect=1.0,
         tasks=("text",),
-        setting="BERT and GPT-2, whose layers differ too; early is a quarter of the tokens",
+        setting="BERT and GPT-2, whose layers differ too; early is 30 % of the tokens",
     ),
     Claim(
         name="weight-tying",
