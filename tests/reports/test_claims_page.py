@@ -52,7 +52,7 @@ def test_each_claim_has_its_verdict_and_effects_of_a_unit_share_a_chart() -> Non
     aside = effect(secondary=True, words="all or constant: 0.4 points", second="constant")
     not_run = claim(name="nsp", words="not run: no task", verdict="not run", races=[])
     html = page(claim(effect(), aside), claim(bits, name="memory"), not_run)
-    assert "2 hold, 0 are reversed, 0 are undecided" in html
+    assert "Of 2 claims, 2 hold, 0 are reversed, and 0 are undecided" in html
     for said in ("ahead of bert by 2.1 points", "all or constant: 0.4 points", "not run: no task"):
         assert said in html
     assert html.index("Claims about tasks") < html.index("Claims about held-out text")
