@@ -28,10 +28,10 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import derive_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.baselines import document_nll, end_ids, fit_ngram
-from kinfolk.workflows.evaluate import sample_excerpts
 from kinfolk.workflows.generate import to_inference
 from kinfolk.workflows.load import load
 from kinfolk.workflows.recipe import CorpusShare
+from kinfolk.workflows.samples import sample_excerpts
 
 PROMPT_TOKENS, NEW_TOKENS = 16, 64
 COUNT = 64  # samples
