@@ -95,7 +95,7 @@ def test_race_json_has_every_table(result: RaceResult) -> None:
     names = ("<b>gpt</b>", bert, "bilstm/nano", "majority", "TF-IDF")
     assert scored == dict.fromkeys(names, 1)
     assert all(len(row["seeds"]) == 2 for row in task["rows"] if not row["baseline"])
-    assert {entry["entrant"] for entry in task["left_out"]} == {"ngram/tiny"}
+    assert {entry["entrant"] for entry in task["left_out"]} == {"ngram/tiny", "cove/tiny"}
     assert {table["task"] for table in race["probes"]} == {"films.tsv"}
     assert {row["entrant"] for row in race["samples"]} >= {"<b>gpt</b>", "held-out text"}
     assert race["verdicts"]

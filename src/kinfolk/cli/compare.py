@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
 RUNTIME = "Runtime"
 MAX_ROWS = 2**24
-MAX_SENTENCES = 40  # of the verdict on the terminal; race.json has all
+MAX_SENTENCES = 20  # of the verdict on the terminal; race.json has all
 SECONDS_BETWEEN_LINES = 30.0  # about a job that runs
 
 

@@ -1,6 +1,7 @@
 """From the results of jobs to race.json, race.csv and race.html."""
 
 import csv
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,8 +27,9 @@ def build_race(race: Path, plan: Plan) -> Json:
     failures = {n: r["failed"] for n, r in all_results.items() if r is not None and r["failed"]}
     results = {n: r for n, r in all_results.items() if r is not None and not r["failed"]}
     likelihood = likelihood_table(plan, results)
-    tasks = [task_table(race, plan, task, results) for task in plan.tasks]
-    sentences = [s for table in tasks for s in table["verdicts"]] + likelihood["verdicts"]
+    tables = [task_table(race, plan, task, results, failures) for task in plan.tasks]
+    sentences = [s for _, first, _ in tables for s in first] + likelihood["verdicts"]
+    sentences += [s for _, _, others in tables for s in others]
     return {
         "schema": SCHEMA,
         "complete": complete,
@@ -41,7 +43,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "seeds": plan.options.seeds,
         "entrants": [entrant_row(plan, e, results, failures) for e in plan.entrants],
         "likelihood": likelihood,
-        "tasks": tasks,
+        "tasks": [table for table, _, _ in tables],
         "probes": probe_tables(race, plan, results),
         "samples": sample_rows(plan, results),
         "verdicts": sentences,
@@ -62,9 +64,9 @@ def write_race(race: Path, plan: Plan) -> Json:
 def command_line(plan: Plan) -> str:
     """Return the command that asks for the same comparison, without rarer options."""
     options = plan.options
-    words = [quoted(entrant_text(entrant)) for entrant in options.entrants]
-    words += [part for path in options.corpus for part in ("--corpus", quoted(path))]
-    words += [part for path in options.tasks for part in ("--task", quoted(path))]
+    words = [shlex.quote(entrant_text(entrant)) for entrant in options.entrants]
+    words += [part for path in options.corpus for part in ("--corpus", shlex.quote(path))]
+    words += [part for path in options.tasks for part in ("--task", shlex.quote(path))]
     words += [f"--{options.budget_kind}", f"{options.budget_amount:g}"]
     return " ".join(["kinfolk compare", *words, "--seeds", str(options.seeds), "-o RACE"])
 
@@ -77,11 +79,6 @@ def entrant_text(entrant: Any) -> str:
     words += [f"objective={entrant.objective}"] if entrant.objective else []
     words += [f"tokenizer={entrant.tokenizer}"] if entrant.tokenizer else []
     return " ".join([*words, *(f"task.{setting}" for setting in entrant.task_settings)])
-
-
-def quoted(text: str) -> str:
-    """Return a word for the shell."""
-    return f"'{text}'" if " " in text else text
 
 
 def learning_rates(plan: Plan) -> Json:

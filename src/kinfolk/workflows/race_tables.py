@@ -114,8 +114,10 @@ def interval_row(name: str, interval: Interval) -> Json:
 # Tasks
 
 
-def task_table(race: Path, plan: Plan, task: PlannedTask, results: Results) -> Json:
-    """Return the scores of a task for every number of labels; sentences about all labels first."""
+def task_table(
+    race: Path, plan: Plan, task: PlannedTask, results: Results, failures: Mapping[str, str]
+) -> tuple[Json, list[str], list[str]]:
+    """Return the scores of a task, the sentences about all labels, and those about fewer."""
     rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
     metric = main_metric(task.value, rows)
     stood_beside = [e.name for e in plan.entrants if e.baseline] + [*task.baselines]
@@ -149,7 +151,8 @@ def task_table(race: Path, plan: Plan, task: PlannedTask, results: Results) -> J
         where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
         sentences.append(table.sentences(where, plan.options.seeds))
     unit, _ = unit_of(metric)
-    return {
+    others = [s for part in reversed(sentences[:-1]) for s in part]
+    table_json = {
         "name": task.name,
         "kind": task_class(task.kind).alias,
         "metric": metric.name,
@@ -160,6 +163,24 @@ def task_table(race: Path, plan: Plan, task: PlannedTask, results: Results) -> J
         "labels": task.class_counts,
         "rows": scored,
         "differences": differences,
-        "left_out": [{"entrant": n, "reason": reason} for n, reason in task.left_out.items()],
-        "verdicts": [s for part in reversed(sentences) for s in part],
+        "left_out": [
+            {"entrant": name, "reason": reason}
+            for name, reason in left_out_reasons(plan, task, results, failures).items()
+        ],
+        "verdicts": [*sentences[-1], *others],
     }
+    return table_json, sentences[-1], others
+
+
+def left_out_reasons(
+    plan: Plan, task: PlannedTask, results: Results, failures: Mapping[str, str]
+) -> dict[str, str]:
+    """Return why entrants have no score: they cannot do the task, or all of their jobs failed."""
+    reasons = {e.name: e.left_out for e in plan.entrants if e.left_out is not None}
+    reasons |= dict(task.left_out)
+    jobs = [job for job in plan.jobs if job.kind == "finetune" and job.task == task.slug]
+    scored = {job.entrant for job in jobs if job.name in results}
+    for job in jobs:
+        if job.entrant not in scored and job.name in failures:
+            reasons.setdefault(job.entrant, failures[job.name])
+    return reasons

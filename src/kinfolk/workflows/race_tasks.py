@@ -119,18 +119,25 @@ def plan_tasks(
     return tuple(plan_task(task, slug, options, entrants, race) for task, slug in named)
 
 
+def unsupported(name: str, kind: type[Any]) -> str | None:
+    """Return why a family has no fine-tuning for a kind of task; None if it has."""
+    chosen = family(name)
+    if chosen.model.gradient_free is not None:
+        return f"{name} models cannot be fine-tuned: {chosen.model.gradient_free}"
+    try:
+        choose_formulation(chosen, kind)
+    except UserError as error:
+        return str(error)
+    return None
+
+
 def inability(
     entrant: PlannedEntrant, task: TaskRows, data: Any, options: RaceOptions
 ) -> str | None:
     """Return why an entrant cannot be fine-tuned on a task; None if it can."""
     chosen, kind = family(entrant.family), type(task.task)
-    if chosen.model.gradient_free is not None:
-        return f"{entrant.family} models cannot be fine-tuned: {chosen.model.gradient_free}"
-    choices = task_choices(entrant.name, entrant.model, (), kind)
-    try:
-        choose_formulation(chosen, kind, choices.formulation)
-    except UserError as error:
-        return str(error)
+    if (reason := unsupported(entrant.family, kind)) is not None:
+        return reason
     choices = task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
     tokenizer = Corpus.open(entrant.corpus).tokenizer().with_end_token(chosen.required_tokens)
     config = entrant_config(entrant, tokenizer)
