@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL
 from kinfolk.metrics.comparison import BITS_PER_BYTE, compare_all, document_statistics
@@ -228,6 +227,8 @@ def probe_centers(race: Path, plan: Plan, task: str) -> list[float]:
 
 def seed_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of values of several seeds, and half the width of its 95 % interval."""
+    from scipy.special import stdtrit  # quantiles of Student's distribution
+
     mean, count = float(np.mean(values)), len(values)
     if count < 2:
         return mean, math.inf
