@@ -10,10 +10,10 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kinfolk import __version__
 from kinfolk.data.documents import ReadOptions, read_documents
 from kinfolk.data.files import find_files
 from kinfolk.errors import UserError
@@ -322,7 +322,7 @@ def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimRes
     out.mkdir(parents=True, exist_ok=True)
     values = {
         "schema": SCHEMA,
-        "kinfolk": __version__,
+        "kinfolk": version("kinfolk"),
         "scale": asdict(settings.scale),
         "corpus": [str(path) for path in settings.corpus],
         "tasks": list(settings.tasks),
