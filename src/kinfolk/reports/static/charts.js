@@ -14,6 +14,12 @@
     return { ...shades, colors: Array.from({ length: 8 }, (_, index) => color(`c${index}`)) };
   };
 
+  // The tooltip of curves stands at the top, beside the pointer, where it covers few of them.
+  const beside = ([x], params, box, rect, { contentSize: [wide], viewSize: [all] }) => {
+    const right = x + 16;
+    return [right + wide <= all ? right : Math.max(0, Math.min(x - wide - 16, all - wide)), 0];
+  };
+
   class Chart {
     constructor(figure) {
       this.figure = figure;
@@ -78,7 +84,8 @@
         confine: true,
         transitionDuration: 0,
         className: "tip",
-        axisPointer: { type: "line", lineStyle: { type: "solid", width: 1, color: built.soft }, label: { show: false } },
+        position: built.tip ? beside : undefined,
+        axisPointer: { type: "line", lineStyle: { type: "solid", width: 1, color: built.soft, opacity: 0.5 }, label: { show: false } },
         formatter: (params) => {
           const rows = built.tip ? built.tip(params[0].axisValue) : built.itemTip(params);
           return this.tipContent(rows);

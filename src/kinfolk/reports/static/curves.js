@@ -120,7 +120,7 @@ window.kinfolk.builders = (() => {
       const { x, y, shown } = lineScales(spec, state, width);
       const moved = beside(shown, x, width);
       const series = shown.flatMap((each) => [
-        ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 * vivid(each, state) }, { x, y }, ink), showSymbol: false, silent: true, z: 2 }] : []),
+        ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 * vivid(each, state) }, { x, y }, ink), symbol: "none", silent: true, z: 2 }] : []),
         { ...curve(each, each.points, { width: 2.2, opacity: vivid(each, state) }, { x: moved(each), y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
       ]);
       return {
@@ -133,10 +133,11 @@ window.kinfolk.builders = (() => {
           yAxis: axis(y, ink),
           series: [...shown.filter((each) => (state.focus ? each.name === state.focus : shown.length <= BANDS || each.band.length <= FEW)).flatMap((each) => band(each, { x: moved(each), y }, ink)), ...series, ...drawnLines(visible(spec.lines, state), x, y, ink, shown.flatMap((each) => each.points))],
         },
+        // Highest first, as the curves are.
         tip: (at) => ({
           title: `${spec.x} ${fixed(Math.round(nearest(shown.flatMap((each) => each.points), x.from(at))[0] * 1e4) / 1e4, 0)}`,
           rows: [
-            ...shown.filter((each) => each.points.length).map((each) => ({ name: each.name, color: shade(each, ink), value: valueAt(each, x.from(at), spec.digits) })),
+            ...shown.filter((each) => each.points.length).sort((a, b) => nearest(b.points, x.from(at))[1] - nearest(a.points, x.from(at))[1]).map((each) => ({ name: each.name, color: shade(each, ink), value: valueAt(each, x.from(at), spec.digits) })),
             ...visible(spec.lines, state).map((each) => ({ name: each.name, value: fixed(each.value, spec.digits) })),
           ],
         }),
