@@ -30,6 +30,7 @@ Use
     evaluate          likelihood of a text, or scores on labelled rows
     compare           families on a text and its tasks, with equal budgets
     resume_race       continue an interrupted comparison
+    run_claims        well-known claims about families, each as a small comparison
 
 Types: Callback, Corpus, FineTuneConfig, GenerationConfig, Prediction, Recipe, TaskDataset,
 Tokenizer, TrainConfig, UserError. `help(kinfolk.pretrain)` describes one function.
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
     from kinfolk.training.config import FineTuneConfig, TrainConfig
     from kinfolk.training.loop import Callback
+    from kinfolk.workflows.claims import run_claims
     from kinfolk.workflows.compare import compare, resume_race
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
@@ -89,6 +91,7 @@ __all__ = [
     "resume",
     "resume_race",
     "resume_stages",
+    "run_claims",
     "save",
     "stream",
     "task_dataset",
@@ -105,6 +108,7 @@ _MODULES = {
     "text.tokenizer": ["Tokenizer"],
     "training.config": ["FineTuneConfig", "TrainConfig"],
     "training.loop": ["Callback"],
+    "workflows.claims": ["run_claims"],
     "workflows.compare": ["compare", "resume_race"],
     "workflows.evaluate": ["evaluate"],
     "workflows.finetune": ["finetune"],

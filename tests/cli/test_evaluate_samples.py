@@ -13,7 +13,7 @@ from kinfolk.data.prepare import prepare
 from kinfolk.metrics.diversity import diversity_scores
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.baselines import document_nll, end_ids, ngram_of_corpus
-from kinfolk.workflows.evaluate import read_samples, sample_excerpts, samples_as_dict
+from kinfolk.workflows.samples import read_samples, sample_excerpts, samples_as_dict
 from support.runs import Home, Kinfolk
 
 TEXTS = ["The cat saw a ball again.", "A dog\nforgot the letter.", "", "我爱你。"]

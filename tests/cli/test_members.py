@@ -23,6 +23,8 @@ COMMANDS = (
     "finetune",
     "predict",
     "evaluate",
+    "claims",
+    "compare",
     "generate",
     "fill",
     "translate",
@@ -42,7 +44,7 @@ def test_the_list_for_programs_has_every_file(kinfolk: Kinfolk) -> None:
     assert len(members) == len(FILES)
     bert = next(member for member in members if member["name"] == "bert")
     assert bert["architecture"] == bert["kind"] == "encoder"
-    assert bert["objectives"] == ["nsp", "mlm", "unilm"]
+    assert bert["objectives"] == ["nsp", "mlm", "sop", "unilm"]
     assert "fill" in bert["capabilities"] and "generate" not in bert["capabilities"]
 
 

@@ -102,7 +102,7 @@ def hostile_race() -> dict[str, Any]:
     found["entrants"][-1] |= {"name": EVIL, "left_out": EVIL}
     found["entrants"][0]["objective"] = found["entrants"][0]["curve"]["objective"] = EVIL
     for sample in found["samples"]:
-        sample["texts"] = [EVIL, EVIL]
+        sample["texts"] = sample["prompts"] = [EVIL, EVIL]
     return found
 
 
@@ -321,6 +321,8 @@ def sample(name: str, rng: random.Random) -> dict[str, Any]:
         "repetition": rng.uniform(0.01, 0.2),
         "loops": rng.uniform(0, 0.1),
         "ngram_perplexity": rng.uniform(80, 300),
+        "longest_copy": rng.uniform(2, 9),
         "reference": False,
-        "texts": [" ".join(rng.sample(words, len(words))), TEXT],
+        "prompts": ["The members of", "In the evening"],
+        "texts": [" " + " ".join(rng.sample(words, len(words))), f" {TEXT}"],
     }

@@ -77,7 +77,8 @@ LABEL_FIRST = {
 
 
 def test_every_format_has_a_sample() -> None:
-    labelled = [one for one in all_formats() if one.name != "text_lines"]  # see test_label_lines
+    # See test_label_lines and test_compare_data: neither is detected.
+    labelled = [one for one in all_formats() if one.name not in ("text_lines", "rows")]
     assert SAMPLES.keys() == {(task, one.name) for one in labelled for task in one.tasks}
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,24 @@ import pytest
 import kinfolk
 from kinfolk import UserError
 from kinfolk.training import checkpoint
-from kinfolk.workflows.compare import RaceCallback, RaceResult, compare, resume_race
+from kinfolk.training.config import TrainConfig
+from kinfolk.workflows.compare import (
+    RaceResult,
+    compare,
+    plan_only,
+    race_options,
+    resume_race,
+)
 from kinfolk.workflows.race_plan import Job, Plan
+from kinfolk.workflows.race_pool import RaceCallback
+from kinfolk.workflows.race_setup import scaled
 from support.runs import text
 
 GOOD, BAD = ("lovely", "great", "fine"), ("awful", "dull", "bad")
 SMALL: dict[str, Any] = {
     "tokens": 4000,
     "seeds": 2,
-    "labels": ["8", "all"],
+    "labels": ["all"],
     "length": 16,
     "batch_size": 4,
     "task_steps": 3,
@@ -83,9 +93,9 @@ def test_race_json_has_every_table(result: RaceResult) -> None:
     bert = "bert/nano (objective=mlm, task.dropout=0.1)"
     scored = Counter(row["entrant"] for row in task["rows"])
     names = ("<b>gpt</b>", bert, "bilstm/nano", "majority", "TF-IDF")
-    assert scored == dict.fromkeys(names, 2)  # for 8 labels and for all
+    assert scored == dict.fromkeys(names, 1)
     assert all(len(row["seeds"]) == 2 for row in task["rows"] if not row["baseline"])
-    assert {entry["entrant"] for entry in task["left_out"]} == {"ngram/tiny"}
+    assert {entry["entrant"] for entry in task["left_out"]} == {"ngram/tiny", "cove/tiny"}
     assert {table["task"] for table in race["probes"]} == {"films.tsv"}
     assert {row["entrant"] for row in race["samples"]} >= {"<b>gpt</b>", "held-out text"}
     assert race["verdicts"]
@@ -142,7 +152,7 @@ def test_scores_of_test_rows_are_those_of_the_statistics(result: RaceResult) -> 
 
 def test_weights_of_fine_tuning_are_removed_and_predictions_kept(result: RaceResult) -> None:
     folders = [*(result.path / "finetuned").glob("*/*/*/seed-*")]
-    assert len(folders) == 12
+    assert len(folders) == 6
     for folder in folders:
         assert (folder / "predictions.jsonl").is_file()
         assert not (folder / "checkpoints").exists()
@@ -267,10 +277,48 @@ def test_wrong_entrants_are_refused(
     assert not (tmp_path / "race").exists()
 
 
-def test_text_without_labels_is_no_task(inputs: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="text"):
-        compare(["gpt2/nano"], inputs[0], tmp_path / "race", tasks=inputs[0], **SMALL)
+def test_a_file_without_labels_is_no_task(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "numbers.jsonl").write_text('{"a": 1}\n{"a": 2}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="no text and label columns were detected"):
+        compare(
+            ["gpt2/nano"], inputs[0], tmp_path / "race", tasks=tmp_path / "numbers.jsonl", **SMALL
+        )
     assert not (tmp_path / "race").exists()
+
+
+def test_the_plan_lists_every_job_and_leaves_no_folder(inputs: tuple[Path, Path]) -> None:
+    chosen = {**SMALL, "labels": ["8", "16", "1000", "all"], "search": 3}
+    amounts, jobs = {"tokens": chosen.pop("tokens")}, chosen.pop("jobs")
+    options = race_options(["gpt2/nano", "ngram"], inputs[0], amounts, tasks=inputs[1], **chosen)
+    plan = plan_only(options, jobs=jobs, on_message=lambda message: None)
+    counts = Counter((job.kind, job.entrant) for job in plan.jobs)
+    assert counts == {
+        ("search", "gpt2/nano"): 3,
+        ("pretrain", "gpt2/nano"): 2,
+        ("pretrain", "ngram/tiny"): 1,  # no seed changes it
+        **{("likelihood", name): 1 for name in ("unigram", "5-gram", "ngram/tiny")},
+        ("likelihood", "gpt2/nano"): 2,
+        **{("finetune", name): 6 for name in ("gpt2/nano", "bilstm/nano")},  # 1000 rows are all
+        **{("baseline", name): 6 for name in ("majority", "TF-IDF")},
+        ("probe", "gpt2/nano"): 1,
+        **{("sample", name): 1 for name in ("gpt2/nano", "ngram/tiny")},
+    }
+    gpt2 = plan.entrant_of["gpt2/nano"]
+    assert gpt2.recipe is not None
+    lr = gpt2.recipe["train"]["lr"]
+    assert gpt2.rates == pytest.approx([lr / 3, lr, lr * 3], rel=0.01)
+    spent = (gpt2.steps + 3 * gpt2.search_steps) * (gpt2.cost or {})["tokens"]
+    assert spent == pytest.approx(4000, rel=0.02)  # the search is part of the budget
+    assert all(group.startswith("search") == (job.stage == 0) for group, job in
+               ((job.group, job) for job in plan.jobs))  # fmt: skip
+
+
+def test_warm_up_keeps_its_share_of_the_steps() -> None:
+    train = TrainConfig(steps=1000, warmup=50, save_every=1000)
+    assert scaled(train, 200, own_warmup=False).warmup == 10
+    assert scaled(replace(train, warmup=500), 200, own_warmup=False).warmup == 20
+    assert scaled(replace(train, warmup=7), 200, own_warmup=True).warmup == 7
+    assert scaled(train, 200, own_warmup=False).save_every == 50
 
 
 def test_a_folder_that_exists_is_refused(result: RaceResult, inputs: tuple[Path, Path]) -> None:

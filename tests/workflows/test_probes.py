@@ -7,17 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kinfolk.errors import UserError
 from kinfolk.families import families, family
+from kinfolk.metrics.bootstrap import ConfidenceInterval
+from kinfolk.metrics.classification import Accuracy
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.tasks.rows import LabelledText, SourceTarget, TaggedSentence
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.finetune_recipe import InitialWeights
-from kinfolk.workflows.probe_bench import TextPooling, center_of_gravity, expected_layer
+from kinfolk.workflows.probe_bench import (
+    LayerProbes,
+    TextPooling,
+    center_of_gravity,
+    expected_layer,
+)
 from kinfolk.workflows.probes import ProbeResult, probe_layers
 from support.runs import WHO
 
@@ -138,6 +146,9 @@ def test_what_pretraining_learned_is_above_random_weights(tokenizer: Tokenizer) 
     result = probe_layers((model, tokenizer), train, dev, test, task_of("classify", train))
     assert result.pretrained.scores[0] > 0.95
     assert result.control.scores[0] < 0.8
+    first = result.gains()[0]
+    assert first.score == result.pretrained.scores[0] - result.control.scores[0]
+    assert first.low > 0
 
 
 def unseen_words(seed: int) -> tuple[list[LabelledText], ...]:
@@ -271,6 +282,30 @@ def test_labels_that_training_rows_lack_are_errors(bert: tuple[LanguageModel, To
     task = task_of("classify", train)
     result = probe_layers(bert, train, test, test, task, penalties=(0.01,))
     assert result.pretrained.scores[0] == pytest.approx(0.5, abs=0.05)
+
+
+def probed(pretrained: bool, layers: Sequence[Sequence[int]]) -> LayerProbes:
+    """Return probes that predict some of the rows of each layer."""
+    statistics = tuple(np.array([[hit, 1] for hit in hits]) for hits in layers)
+    scores = tuple(float(np.mean(hits)) for hits in layers)
+    weights = (1 / 3,) * 3
+    return LayerProbes(pretrained, scores, statistics, (), scores, statistics, weights)
+
+
+def test_the_center_of_the_gains_is_where_pretraining_learned() -> None:
+    half, most, all_rows = [0, 1] * 50, [1, 1, 1, 0] * 25, [1] * 100
+    control = probed(False, [half, half, half])
+
+    def center(*layers: Sequence[int]) -> ConfidenceInterval | None:
+        return ProbeResult(Accuracy(), 1, 1, 100, probed(True, layers), control).gain_center()
+
+    found = center(half, most, all_rows)
+    assert found is not None
+    assert found.score == pytest.approx((0.25 + 2 * 0.5) / 0.75)
+    assert found.low < found.score < found.high
+    assert center(half, half, half) is None
+    lowest = center(all_rows, half, [0] * 100)  # below random weights is no negative weight
+    assert lowest is not None and lowest.score == 0
 
 
 def test_the_center_of_gravity_is_the_mean_layer() -> None:

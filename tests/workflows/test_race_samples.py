@@ -16,7 +16,7 @@ from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.race_samples import SampleJudge, sample_quality
 from kinfolk.workflows.recipe import recipe
-from support.runs import Home, text
+from support.runs import LENGTH, Home, text
 
 CONTINUE = [
     name
@@ -122,6 +122,25 @@ def test_windows_are_short_where_documents_are(tmp_path: Path, home: Home) -> No
     assert len(lengths) == 1
     assert max(np.diff(judge.held_out.starts)) >= lengths.pop()
     assert 1 <= size < len(windows[0])
+
+
+def test_texts_are_as_long_as_the_rows_of_training(
+    runs: dict[str, Path], judge: SampleJudge
+) -> None:
+    result = sample_quality(runs["gpt2"], judge, count=4)
+    assert result.samples.tokens == result.reference.tokens < LENGTH
+
+
+def test_a_prompt_does_not_end_within_a_character(tmp_path: Path) -> None:
+    source = tmp_path / "chinese.txt"
+    source.write_text("\n\n".join("天地玄黄宇宙洪荒" * n for n in range(3, 40)), encoding="utf-8")
+    tokenizer = train_tokenizer(["abc"], kind="bpe", vocab_size=370, fewer=True)  # bytes
+    prepare([source], tokenizer, tmp_path / "corpus", holdout=0.3)
+    judge = SampleJudge.open(tmp_path / "corpus")
+    result = sample_quality(network("gpt2", tokenizer), judge, count=3)
+    for prompt, rest in zip(result.reference.prompts, result.reference.texts, strict=True):
+        assert "\ufffd" not in prompt
+        assert not rest.startswith(prompt)
 
 
 def test_a_corpus_without_held_out_text_is_refused(tmp_path: Path, home: Home) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from typer import Typer
 
 MODULES = (  # of the commands
-    *("audit", "chat", "compare", "evaluate", "export", "finetune", "generate", "members"),
-    *("predict", "prepare", "pretrain", "push", "quickstart", "tokenizer", "translate"),
+    *("audit", "chat", "claims", "compare", "evaluate", "export", "finetune", "generate"),
+    *("members", "predict", "prepare", "pretrain", "push", "quickstart", "tokenizer", "translate"),
 )
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
 RUNTIME = "Runtime"
 MAX_ROWS = 2**24
-MAX_SENTENCES = 40  # of the verdict on the terminal; race.json has all
+MAX_SENTENCES = 20  # of the verdict on the terminal; race.json has all
 SECONDS_BETWEEN_LINES = 30.0  # about a job that runs
 
 
@@ -201,7 +201,7 @@ def run(options: Any, out: Path, jobs: int | None, *, json: bool, plan: bool) ->
 
 def terminal_progress() -> Any:
     """Return the callback that prints a line for each job."""
-    from kinfolk.workflows.compare import RaceCallback
+    from kinfolk.workflows.race_pool import RaceCallback
 
     class TerminalProgress(RaceCallback):
         """Lines on stderr: what is done, how long it took, and how long the rest may take."""

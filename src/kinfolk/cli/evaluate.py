@@ -255,7 +255,7 @@ def backward_scores(score: "LikelihoodScores") -> dict[str, float]:
 
 def print_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
     """Print measures of generated texts, beside those of real text where there is a corpus."""
-    from kinfolk.workflows.evaluate import measure_samples, samples_as_dict
+    from kinfolk.workflows.samples import measure_samples, samples_as_dict
 
     measured = zip(("samples", "real"), measure_samples(samples, corpus), strict=True)
     columns = {name: samples_as_dict(scores) for name, scores in measured if scores is not None}

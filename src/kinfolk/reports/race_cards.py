@@ -70,11 +70,10 @@ def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
     if best.low is not None and best.high is not None:
         score += f", 95 % interval {scale.score(best.low)} to {scale.score(best.high)}"
     asides = [f"{'Lowest' if scale.lower_is_better else 'Highest'} mean: {best.name}, {score}."]
-    if not lead.compared:
+    if not lead.equals and not lead.behind:
         return Card(lead.title, "Not compared yet", scale.metric, asides)
     if not lead.equals:
-        others = "the other" if len(lead.behind) == 1 else f"all {len(lead.behind)} others"
-        ahead = f"Shown to be ahead of {others}."
+        ahead = f"Shown to be ahead of {joined(lead.behind)}."
         return Card(lead.title, best.name, score, [ahead], entrants[best.name].color)
     if not lead.behind:
         return Card(lead.title, "No difference shown", scale.metric, asides)
@@ -136,7 +135,8 @@ def sentence(words: str | None) -> str:
 
 
 INTERVALS = (
-    "95 % intervals of the mean, from resampling both the test rows (or documents) and the seeds."
+    "95 % intervals of the mean, which cover both the choice of test rows (or documents) and the "
+    "chance in training, as far as the seeds show it."
 )
 ONE_SEED = (
     "One seed: the 95 % intervals cover the test rows (or documents) only, not the chance in "

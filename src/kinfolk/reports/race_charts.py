@@ -43,13 +43,14 @@ def interval_panel(
     if not rows:
         return Markup()
     far = far_baselines([*rows, *lines])
+    one_method = len({row.words for row in rows}) == 1
     drawn = [
         IntervalRow(
             row.name,
             scale.factor * row.mean,
             scale.factor * (row.mean if row.low is None else row.low),
             scale.factor * (row.mean if row.high is None else row.high),
-            note=row.words,
+            note="" if one_method else row.words,
             muted=row.baseline,
             color=entrants[row.name].color or 0,
         )
@@ -180,7 +181,7 @@ def tradeoff(race: Json, entrants: Entrants) -> dict[str, Any]:
     costs = {
         key: found
         for key in TRADEOFF_COSTS
-        if len(found := {o["name"]: v for o in running if (v := finite(cost_value(o, key)))}) > 1
+        if len(found := {o["name"]: v for o in running if (v := cost_value(o, key))}) > 1
     }
     tables = {
         f"score-{index}": table

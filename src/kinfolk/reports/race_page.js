@@ -82,7 +82,7 @@ document.addEventListener("DOMContentLoaded", () => {
     });
   }
 
-  for (const details of all("details.pairs")) {
+  for (const details of all("details.pairs:has(.filter)")) {
     const [search, shown] = all("input", details);
     const rows = all("tbody tr", details);
     const filter = () => {

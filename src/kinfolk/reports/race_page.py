@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from markupsafe import Markup
 
 from kinfolk.reports import page, race_cards, race_charts
-from kinfolk.reports.race_tables import Cell, Part, cost_table, sample_cells, score_part
+from kinfolk.reports.race_tables import Cell, Part, cost_table, sample_table, score_part
 from kinfolk.reports.race_view import (
     Entrant,
     Json,
@@ -25,19 +26,19 @@ from kinfolk.reports.race_view import (
 
 TITLE = "Which family fits this text?"
 PSEUDO = "pseudo-likelihood"
-PSEUDO_TITLE = "Not ranked against the others"
+PSEUDO_TITLE = "Pseudo-likelihood"
 PSEUDO_HINT = (
     "A pseudo-likelihood predicts each token from the text on both sides of it. That is easier "
     "than predicting it from the left alone, and the product of such predictions is not the "
     "probability of the text: these numbers are not bits that would encode it, and they are not "
-    "ranked against likelihoods. Where methods differ, they are not ranked against each other "
-    "either."
+    "ranked against likelihoods, nor against those of another method."
 )
 LEARNING_HINT = (
     "Only losses of the same objective share a panel: a loss of one objective says nothing about "
     "that of another. Lines join evaluations on held-out text where there are any, and training "
     "losses elsewhere."
 )
+POINTS = "Points: the mean over seeds. Lines: its 95 % interval."
 TRADEOFF_HINT = (
     "What an entrant cost in pretraining against what it reached. Lines: the 95 % interval."
 )
@@ -72,11 +73,11 @@ class TaskSection:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """Generated text of an entrant and its quality."""
+    """Generated texts of an entrant, each after its prompt, and their quality."""
 
     entrant: str
     cells: Sequence[Cell]
-    texts: Sequence[str]
+    texts: Sequence[tuple[str, str]]
     reference: bool
 
 
@@ -105,7 +106,7 @@ def render(race: Mapping[str, Any]) -> str:
         learning={"hint": LEARNING_HINT, **race_charts.learning(running, entrants)},
         tradeoff={"hint": TRADEOFF_HINT, **race_charts.tradeoff(race, entrants)},
         probes=race_charts.probes(race.get("probes") or (), entrants),
-        samples=[sample_row(one) for one in race.get("samples") or ()],
+        samples=samples_section(race.get("samples") or ()),
         costs={"hint": COST_HINT, "columns": cost_columns, "rows": cost_rows},
         left_out=[one for one in race.get("entrants") or () if one.get("left_out")],
         rules=race_cards.rules(race),
@@ -133,7 +134,7 @@ def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> Te
         same = [r for r in rows if r["kind"] == PSEUDO and r.get("words", "") == method]
         pseudo = score_rows(same, scale)
         apart = race_charts.interval_panel(pseudo, [], scale, entrants)
-        title = f"{PSEUDO_TITLE}: {method}" if method else PSEUDO_TITLE
+        title = f"{PSEUDO_TITLE}, {method.removeprefix(PSEUDO).lstrip(', ')}".rstrip(", ")
         hint = PSEUDO_HINT if len(parts) == 1 else ""
         parts.append(score_part(pseudo, found, scale, title=title, hint=hint, chart=apart))
     return TextSection(
@@ -147,7 +148,7 @@ def text_hint(ranked: Sequence[ScoreRow], baselines: Sequence[ScoreRow]) -> str:
     """Say what the numbers of held-out text are."""
     words = "Text that no entrant was trained on: fewer bits per byte are a better model of it."
     if ranked:
-        words += " Points: the mean over seeds. Lines: its 95 % interval."
+        words += f" {POINTS}"
     if baselines:
         names = race_cards.joined([row.name for row in baselines])
         words += f" Dashed: {names}, counted on the same training text."
@@ -179,21 +180,30 @@ def task_hint(task: Json, scale: Scale) -> str:
     """Say what the task is and how many rows it has."""
     sizes = [f"{task[part]:,} {part}" for part in ("train", "dev", "test") if task.get(part)]
     direction = "lower" if scale.lower_is_better else "higher"
-    kind = str(task.get("kind") or "task").replace("_", " ").capitalize()
-    words = f"{kind}, scored by {scale.metric}; {direction} is better."
+    words = f"Scored by {scale.metric}; {direction} is better."
     if sizes:
         words += f" Rows: {', '.join(sizes)}."
     labels = task.get("labels") or {}
     if 0 < len(labels) <= 8:
         words += (
-            " Labels: " + ", ".join(f"{name} {count:,}" for name, count in labels.items()) + "."
+            " Labels: " + ", ".join(f"{name} ({count:,})" for name, count in labels.items()) + "."
         )
     elif labels:
         words += f" {len(labels)} labels."
-    return words + " Points: the mean over seeds. Lines: its 95 % interval. Pale: baselines."
+    rows = score_rows(task["rows"], scale)
+    pale = " Pale: baselines." if any(row.baseline for row in rows) else ""
+    return f"{words} {POINTS}{pale}"
 
 
-def sample_row(sample: Json) -> SampleRow:
-    """Return generated text and its quality."""
-    texts = [str(text) for text in sample.get("texts") or ()]
-    return SampleRow(sample["entrant"], sample_cells(sample), texts, bool(sample.get("reference")))
+def samples_section(samples: Sequence[Json]) -> dict[str, Any]:
+    """Return generated texts and the table of their quality."""
+    if all(sample.get("reference") for sample in samples):
+        return {"rows": []}
+    columns, cells = sample_table(samples)
+    rows = []
+    for sample, line in zip(samples, cells, strict=True):
+        texts = [str(text) for text in sample.get("texts") or ()]
+        prompts = [str(prompt) for prompt in sample.get("prompts") or ()]
+        pairs = list(zip_longest(prompts[: len(texts)], texts, fillvalue=""))
+        rows.append(SampleRow(sample["entrant"], line, pairs, bool(sample.get("reference"))))
+    return {"columns": columns, "rows": rows}

@@ -191,8 +191,8 @@ def words(pair: Pair, scale: Scale) -> str:
 def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list[PairRow]:
     """Return all pairs, the better ranked entrant first, in the order of the ranks."""
     rank = {name: index for index, name in enumerate(names)}
-    turned = [pair if rank[pair.first] < rank[pair.second] else pair.reverse for pair in found]
-    turned.sort(key=lambda pair: (rank[pair.first], rank[pair.second]))
+    ranked = [pair if rank[pair.first] < rank[pair.second] else pair.reverse for pair in found]
+    ranked.sort(key=lambda pair: (rank[pair.first], rank[pair.second]))
     return [
         PairRow(
             pair.first,
@@ -209,7 +209,7 @@ def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list
             state,
             pair.shown,
         )
-        for pair in turned
+        for pair in ranked
         for state in [pair_state(pair, scale)]
     ]
 
@@ -225,7 +225,7 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
     """Return what every entrant cost, without columns that are empty."""
     columns: dict[str, list[Cell]] = {}
     for title, key, write, has_bar in COSTS:
-        values = [finite(cost_value(entrant, key)) for entrant in entrants]
+        values = [cost_value(entrant, key) for entrant in entrants]
         largest = max((value for value in values if value is not None), default=0)
         if any(value is not None for value in values):
             columns[title] = [
@@ -236,18 +236,25 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
                 )
                 for value in values
             ]
-    objectives = [Cell(one.get("objective") or "–", one.get("objective") or "") for one in entrants]
-    if any(one.get("objective") for one in entrants):
-        columns = {"objective": objectives, **columns}
+    words = ["counting" if one.get("counted") else one.get("objective") or "" for one in entrants]
+    if any(words):
+        columns = {"objective": [Cell(word or "–", word) for word in words], **columns}
     lines = zip(*columns.values(), strict=True) if columns else iter(())
     named = zip(entrants, lines, strict=False)
     rows = [TableRow(one["name"], line, bool(one.get("baseline"))) for one, line in named]
-    return list(columns), rows
+    return list(columns), [row for row in rows if not row.baseline or has_cost(row)]
 
 
-def cost_value(entrant: Json, key: str) -> object:
-    """Return a cost of an entrant, or None."""
-    return entrant.get(key, (entrant.get("cost") or {}).get(key))
+def has_cost(row: TableRow) -> bool:
+    """Whether anything but the objective is known."""
+    return any(isinstance(cell.value, float) for cell in row.cells)
+
+
+def cost_value(entrant: Json, key: str) -> float | None:
+    """Return a cost of an entrant; counting models have no parameters, steps or learning rate."""
+    if key == "lr" and entrant.get("counted"):
+        return None
+    return finite(entrant.get(key, (entrant.get("cost") or {}).get(key))) or None
 
 
 def byte_count(value: float) -> str:
@@ -285,14 +292,27 @@ COSTS = (
 )
 
 
-def sample_cells(sample: Json) -> list[Cell]:
-    """Return the quality of generated text."""
-    digits = (
-        ("distinct_1", 3),
-        ("distinct_2", 3),
-        ("repetition", 3),
-        ("loops", 3),
-        ("ngram_perplexity", 1),
-    )
-    values = [(finite(sample.get(key)), places) for key, places in digits]
-    return [Cell(format_number(value, places), number(value)) for value, places in values]
+def sample_table(samples: Sequence[Json]) -> tuple[list[str], list[list[Cell]]]:
+    """Return the quality of generated texts, without columns that are empty."""
+    columns = {
+        title: [finite(sample.get(key)) for sample in samples]
+        for title, (key, _) in SAMPLE_COLUMNS.items()
+    }
+    known = {t: values for t, values in columns.items() if any(v is not None for v in values)}
+    cells = [
+        [Cell(format_number(v, SAMPLE_COLUMNS[title][1]), number(v)) for v in values]
+        for title, values in known.items()
+    ]
+    return list(known), [list(line) for line in zip(*cells, strict=True)] or [[] for _ in samples]
+
+
+# The columns of generated text: key and digits by title.
+SAMPLE_COLUMNS = {
+    "distinct-1": ("distinct_1", 3),
+    "distinct-2": ("distinct_2", 3),
+    "repetition": ("repetition", 3),
+    "loops": ("loops", 3),
+    "self-BLEU": ("self_bleu", 3),
+    "n-gram perplexity": ("ngram_perplexity", 1),
+    "longest copy": ("longest_copy", 1),
+}

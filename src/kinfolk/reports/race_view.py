@@ -106,7 +106,6 @@ class Lead:
     best: ScoreRow
     equals: tuple[str, ...]  # no difference from the best was shown
     behind: tuple[str, ...]  # shown to be behind the best
-    compared: bool  # false until the differences of a partial race are there
 
 
 def race_entrants(race: Json) -> dict[str, Entrant]:
@@ -145,7 +144,7 @@ def score_rows(rows: Sequence[Json], scale: Scale, labels: str | None = None) ->
             mean=row["mean"],
             low=finite(row.get("low")),
             high=finite(row.get("high")),
-            spread=finite(row.get("spread")),
+            spread=finite(row.get("spread")) if len(row.get("seeds") or ()) > 1 else None,
             seeds=tuple(row.get("seeds") or ()),
             labels=str(row.get("labels", ALL)),
             words=row.get("words", ""),
@@ -156,7 +155,8 @@ def score_rows(rows: Sequence[Json], scale: Scale, labels: str | None = None) ->
         if finite(row.get("mean")) is not None
         and (labels is None or str(row.get("labels", ALL)) == labels)
     ]
-    return sorted(found, key=lambda row: row.mean if scale.lower_is_better else -row.mean)
+    sign = 1 if scale.lower_is_better else -1
+    return sorted(found, key=lambda row: (sign * row.mean, row.baseline))
 
 
 def pairs(differences: Sequence[Json], labels: str | None = None) -> list[Pair]:
@@ -190,15 +190,13 @@ def lead(title: str, scale: Scale, rows: Sequence[ScoreRow], found: Sequence[Pai
         return None
     best, *others = rows
     table = pair_table(found)
-    behind = [
-        row.name
-        for row in others
-        if (pair := table.get((best.name, row.name))) is not None
-        and pair.shown
-        and scale.better(pair.value)
-    ]
-    equals = [row.name for row in others if row.name not in behind]
-    return Lead(title, scale, best, tuple(equals), tuple(behind), bool(found))
+    # Two baselines are not compared with each other.
+    against = {
+        row.name: table[best.name, row.name] for row in others if (best.name, row.name) in table
+    }
+    behind = [name for name, pair in against.items() if pair.shown and scale.better(pair.value)]
+    equals = [name for name in against if name not in behind]
+    return Lead(title, scale, best, tuple(equals), tuple(behind))
 
 
 def label_counts(task: Json) -> list[str]:

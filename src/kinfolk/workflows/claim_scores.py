@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL
 from kinfolk.metrics.comparison import BITS_PER_BYTE, compare_all, document_statistics
@@ -15,7 +14,7 @@ from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.verdicts import unit_of
 from kinfolk.workflows.claim_list import Claim, Part
 from kinfolk.workflows.race_data import read_stored
-from kinfolk.workflows.race_jobs import planned_task, read_result
+from kinfolk.workflows.race_jobs import read_result
 from kinfolk.workflows.race_plan import ALL_LABELS, Job, Plan
 from kinfolk.workflows.race_scores import main_metric
 
@@ -170,7 +169,7 @@ def task_metric(race: Path, plan: Plan) -> Metric:
     """Return the metric of the task of a comparison."""
     task = plan.tasks[0]
     rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
-    return main_metric(planned_task(task), rows)
+    return main_metric(task.value, rows)
 
 
 def entrant_statistics(claim: Claim, entrant: str, race: Path, plan: Plan) -> list[Statistics]:
@@ -228,6 +227,8 @@ def probe_centers(race: Path, plan: Plan, task: str) -> list[float]:
 
 def seed_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of values of several seeds, and half the width of its 95 % interval."""
+    from scipy.special import stdtrit  # quantiles of Student's distribution
+
     mean, count = float(np.mean(values)), len(values)
     if count < 2:
         return mean, math.inf

@@ -15,15 +15,23 @@ from typing import Any
 
 from kinfolk import __version__
 from kinfolk.data.documents import ReadOptions, read_documents
+from kinfolk.data.files import find_files
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.reports import claims_page
 from kinfolk.reports.page import write
 from kinfolk.workflows.claim_list import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
 from kinfolk.workflows.claim_scores import Effect, claim_effects
-from kinfolk.workflows.compare import RaceCallback, race_options, resume_race, start_race
+from kinfolk.workflows.compare import (
+    OPTIONS_FILE,
+    RESULT_FILE,
+    race_options,
+    resume_race,
+    start_race,
+)
 from kinfolk.workflows.race_data import read_task
 from kinfolk.workflows.race_plan import RaceOptions, write_json
+from kinfolk.workflows.race_pool import RaceCallback
 
 SCHEMA = 1
 COLUMNS = ("claim", "part", "first", "second", "unit", "value", "low", "high", "seeds", "verdict")
@@ -93,18 +101,30 @@ def run_claims(
         device=device,
     )
     chosen, out = claims(names), Path(out)
-    if not settings.corpus:
-        raise UserError("no corpus is given: name text files or folders with --corpus")
+    check_corpus(settings.corpus)
     by_need = tasks_by_need(settings)
     for claim in chosen if names else ():
         require_tasks(claim, by_need)
-    results: list[ClaimResult] = []
+    results = {}
     for claim in chosen:
         on_message(f"{claim.name}: {claim.sentence}")
-        results.append(run_claim(claim, settings, by_need, out, jobs, callbacks))
-        write_claims(out, settings, results)
-        on_message(f"{claim.name}: {results[-1].words}")
-    return results
+        results[claim.name] = run_claim(claim, settings, by_need, out, jobs, callbacks)
+        found = {c.name: results.get(c.name) or read_claim(c, settings, out) for c in claims()}
+        write_claims(out, settings, [result for result in found.values() if result is not None])
+        on_message(f"{claim.name}: {results[claim.name].words}")
+    return [*results.values()]
+
+
+def check_corpus(paths: Sequence[Path]) -> None:
+    """Refuse a corpus that is missing, or prepared, before anything is written."""
+    if not paths:
+        raise UserError("no corpus is given: name text files or folders with --corpus")
+    for path in paths:
+        if (path / "corpus.json").is_file():
+            raise UserError(
+                f"{path} is a prepared corpus, and claims have their own tokenizers: give the text"
+            )
+    find_files(paths)
 
 
 def tasks_by_need(settings: ClaimsSettings) -> dict[TaskNeed, str]:
@@ -144,11 +164,31 @@ def run_claim(
     if lacking := missing_tasks(claim, by_need):
         words = f"not run: it needs {lacking}, which --task FILE gives"
         return result_of(claim, settings, (), "not run", words)
-    races: dict[str, Path] = {}
-    for stage, share in claim.stages.items():
-        races[stage] = out / claim.name / stage if stage else out / claim.name
-        options = claim_options(claim, settings, by_need, out, share)
-        finish_race(options, races[stage], jobs, callbacks)
+    for stage, race in race_folders(claim, out).items():
+        options = claim_options(claim, settings, by_need, out, claim.stages[stage])
+        finish_race(options, race, jobs, callbacks)
+    result = read_claim(claim, settings, out)
+    assert result is not None
+    return result
+
+
+def race_folders(claim: Claim, out: Path) -> dict[str, Path]:
+    """Return the folder of each comparison of a claim."""
+    return {
+        stage: out / claim.name / stage if stage else out / claim.name for stage in claim.stages
+    }
+
+
+def read_claim(claim: Claim, settings: ClaimsSettings, out: Path) -> ClaimResult | None:
+    """Return the result of a claim whose comparisons are done; None where they are not."""
+    races = race_folders(claim, out)
+    if not all(is_complete(race) for race in races.values()):
+        return None
+    for stage, race in races.items():
+        done = RaceOptions.read(race / OPTIONS_FILE)
+        budget = claim_budget(claim, settings, claim.stages[stage])
+        if (done.budget_amount, done.seeds) != (budget, settings.seeds):
+            return None  # of an earlier call, at another scale
     effects = claim_effects(claim, races)
     verdict = joint_verdict(effects)
     folders = [str(race.relative_to(out)) for race in races.values()]
@@ -168,16 +208,21 @@ def claim_options(
     own_tokenizers = any("tokenizer=" in entrant for entrant in claim.entrants)
     options |= {"vocab_size": None if own_tokenizers else scale.vocab_size}
     options |= {"probes": False, "samples": 0, "baselines": False, "device": settings.device}
-    amount = share * (scale.flops if claim.budget_kind == "flops" else scale.tokens)
     return race_options(
         claim.entrants_at(scale),
         sample_text(settings, round(claim.corpus_share * scale.corpus_bytes), out),
-        {claim.budget_kind: amount},
+        {claim.budget_kind: claim_budget(claim, settings, share)},
         tasks=[by_need[need] for need in claim.tasks],
         seeds=settings.seeds,
         labels=(),
         **{**options, **claim.options},
     )
+
+
+def claim_budget(claim: Claim, settings: ClaimsSettings, share: float = 1.0) -> float:
+    """Return what each pretraining of a claim may spend."""
+    scale = settings.scale
+    return share * (scale.flops if claim.budget_kind == "flops" else scale.tokens)
 
 
 def sample_text(settings: ClaimsSettings, size: int, out: Path) -> Path:
@@ -201,8 +246,8 @@ def finish_race(
     options: RaceOptions, race: Path, jobs: int | None, callbacks: Sequence[RaceCallback]
 ) -> None:
     """Run a comparison, or continue it where it was interrupted."""
-    if (race / "options.json").is_file():
-        if RaceOptions.read(race / "options.json") != options:
+    if (race / OPTIONS_FILE).is_file():
+        if RaceOptions.read(race / OPTIONS_FILE) != options:
             raise UserError(
                 f"{race} was started with other settings: choose another folder, or remove it"
             )
@@ -214,7 +259,7 @@ def finish_race(
 
 def is_complete(race: Path) -> bool:
     """Return whether all jobs of a comparison have a result."""
-    path = race / "race.json"
+    path = race / RESULT_FILE
     return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8"))["complete"])
 
 
@@ -245,7 +290,7 @@ def result_of(
 ) -> ClaimResult:
     """Return the result of a claim with its description."""
     scale = settings.scale
-    amount = scale.flops if claim.budget_kind == "flops" else scale.tokens
+    amount = claim_budget(claim, settings)
     unit = "FLOPs" if claim.budget_kind == "flops" else "tokens"
     return ClaimResult(
         name=claim.name,
@@ -274,6 +319,7 @@ def short_number(value: float) -> str:
 
 def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimResult]) -> None:
     """Write claims.json, claims.csv and claims.html."""
+    out.mkdir(parents=True, exist_ok=True)
     values = {
         "schema": SCHEMA,
         "kinfolk": __version__,

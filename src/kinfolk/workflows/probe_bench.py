@@ -38,7 +38,8 @@ class LayerProbes:
     cumulative_scores: tuple[float, ...]  # of the mix of layers 0 to n
     cumulative_statistics: tuple[Statistics, ...]
     mix_weights: tuple[float, ...]  # in the mix of all layers
-    selectivity: tuple[float, ...] | None = None  # accuracy minus that of control tags
+    # Accuracy of words minus that of control tags; None for texts and for random weights.
+    selectivity: tuple[float, ...] | None = None
 
     def to_json(self, entrant: str) -> dict[str, Any]:
         """Return the row of race.json, without the statistics of test rows."""
@@ -122,7 +123,7 @@ class ProbeBench:
             tuple(map(self.metric.aggregate, cumulative)),
             tuple(cumulative),
             tuple(mixed[-1].mix_weights),
-            self.selectivity(alone, train, dev, test),
+            self.selectivity(alone, train, dev, test) if pretrained else None,
         )
 
     @torch.no_grad()

@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.hub.folder import bind_tokenizer
+from kinfolk.metrics.bootstrap import (
+    CONFIDENCE_LEVEL,
+    ConfidenceInterval,
+    PairedDifference,
+    paired_difference,
+    percentiles,
+    resample,
+)
 from kinfolk.metrics.metric import Metric
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.linear_probe import PENALTIES
@@ -26,10 +35,17 @@ from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.run import select_device
 from kinfolk.workflows.load import load
-from kinfolk.workflows.probe_bench import LayerProbes, ProbeBench, TextPooling
+from kinfolk.workflows.probe_bench import (
+    LayerProbes,
+    ProbeBench,
+    TextPooling,
+    center_of_gravity,
+)
 
 MAX_TRAIN_ROWS, MAX_TEST_ROWS = 2000, 1000
-MAX_TRAIN_WORDS = 10_000  # of tagged sentences
+CENTER_RESAMPLES = 500
+MIN_KNOWN = 0.9  # of the resamples, which have a layer above random weights
+MAX_TRAIN_WORDS = 5000  # of tagged sentences
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +59,48 @@ class ProbeResult:
     pretrained: LayerProbes
     control: LayerProbes
 
+    def gains(self) -> list[PairedDifference]:
+        """Return what the probe of each layer scores above that of random weights."""
+        pairs = zip(self.pretrained.statistics, self.control.statistics, strict=True)
+        return [
+            paired_difference(self.metric, *pair, n_resamples=self.metric.max_resamples)
+            for pair in pairs
+        ]
+
+    def gain_center(self) -> ConfidenceInterval | None:
+        """Return the mean layer under the gains, with the interval of resampled test rows.
+
+        Layers below random weights count as 0. None where no layer is above them, or none in more
+        than a tenth of the resamples.
+        """
+        layers = [*self.pretrained.statistics, *self.control.statistics]
+
+        def center(rows: Any = slice(None)) -> float | None:
+            scores = np.array([self.metric.aggregate(layer[rows]) for layer in layers])
+            trained, untrained = np.split(scores, 2)
+            gains = np.maximum(trained - untrained, 0)
+            return center_of_gravity(gains.tolist()) if gains.any() else None
+
+        found = center()
+        drawn = [center(rows) for rows in resample(len(layers[0]), CENTER_RESAMPLES, 0)]
+        known = [value for value in drawn if value is not None]
+        if found is None or len(known) < MIN_KNOWN * len(drawn):
+            return None
+        return ConfidenceInterval(found, *percentiles(known, CONFIDENCE_LEVEL))
+
     def to_json(self, entrant: str) -> list[dict[str, Any]]:
-        """Return both rows of race.json."""
-        return [probes.to_json(entrant) for probes in (self.pretrained, self.control)]
+        """Return both rows of race.json; that of the pretrained network has the gains."""
+        gains, center = self.gains(), self.gain_center()
+        pretrained = {
+            **self.pretrained.to_json(entrant),
+            "gains": [gain.score for gain in gains],
+            "gains_low": [gain.low for gain in gains],
+            "gains_high": [gain.high for gain in gains],
+            "gain_center": None if center is None else center.score,
+            "gain_center_low": None if center is None else center.low,
+            "gain_center_high": None if center is None else center.high,
+        }
+        return [pretrained, self.control.to_json(entrant)]
 
 
 def probe_layers(

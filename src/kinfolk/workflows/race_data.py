@@ -76,6 +76,8 @@ class TextSource:
                 f"{paths[0]} cannot be read twice or is empty: give files or folders of text"
             )
         holdout = options.holdout
+        if holdout is not None and not 0 < holdout < 1:
+            raise UserError(f"--holdout must be between 0 and 1 (got {holdout:g})")
         if holdout is None:
             holdout = min(MAX_HOLDOUT, max(MIN_HOLDOUT, HELD_OUT_BYTES / size))
         unit: DocumentUnit = "file" if options.document == "file" else "block"

@@ -1,30 +1,18 @@
-"""The jobs of a comparison: each leaves its result in RACE/jobs/NAME.json and is not run again.
+"""The jobs of a comparison: each leaves its result in RACE/jobs/NAME.json and is not run again."""
 
-`python -m kinfolk.workflows.race_jobs RACE GROUP` runs the jobs of one group in a process of its
-own, which ends when the process that started it does.
-"""
-
-import contextlib
 import json
-import os
 import shutil
-import sys
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kinfolk.config import from_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
-from kinfolk.files import folder_lock
 from kinfolk.tasks.baselines import TITLES, fit_values
-from kinfolk.tasks.task import Prediction, Task
+from kinfolk.tasks.task import Prediction
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.meters import measure
@@ -267,16 +255,10 @@ def score_predictions(
     context: JobContext, rows: Sequence[Any], predictions: Sequence[Prediction]
 ) -> dict[str, Any]:
     """Return the score of predictions, and the statistics of each row."""
-    task = planned_task(context.task)
+    task = context.task.value
     metric = race_scores.main_metric(task, rows)
     statistics = task.statistics(metric, rows, predictions)
     return {"score": metric.aggregate(statistics), "statistics": statistics.tolist()}
-
-
-def planned_task(task: PlannedTask) -> Task:
-    """Return the task with the labels of all training rows."""
-    value: Task = from_json(dict(task.task))
-    return value
 
 
 def run_baseline(context: JobContext) -> dict[str, Any]:
@@ -285,7 +267,7 @@ def run_baseline(context: JobContext) -> dict[str, Any]:
     data = stored_dataset(context.task_folder, context.task.kind, job.labels, job.seed)
     rows = test_rows(context)
     name = next(key for key, title in TITLES.items() if title == job.entrant)
-    values = fit_values(planned_task(context.task), name, data.splits[0], rows)
+    values = fit_values(context.task.value, name, data.splits[0], rows)
     predictions = [Prediction(value) for value in values]
     seconds = time.perf_counter() - began
     return {"seconds": seconds, **score_predictions(context, rows, predictions)}
@@ -296,7 +278,7 @@ def run_probe(context: JobContext) -> dict[str, Any]:
     plan, seed = context.plan, context.job.seed
     data = stored_dataset(context.task_folder, context.task.kind, "all", seed)
     train, dev = data.splits
-    rows, task = test_rows(context), planned_task(context.task)
+    rows, task = test_rows(context), context.task.value
     found = probe_layers(context.run, train, dev, rows, task, seed=seed, device=plan.options.device)
     return {"probe": found.to_json(context.entrant.name)}
 
@@ -320,61 +302,3 @@ RUNNERS: Mapping[str, Callable[[JobContext], dict[str, Any]]] = {
     "probe": run_probe,
     "sample": run_sample,
 }
-
-
-# A group of jobs in a process
-
-
-def run_group(race: Path, plan: Plan, group: str, emit: Callable[..., None]) -> None:
-    """Run the jobs of a group that have no result yet; those of a failed pretraining fail too."""
-    failed: str | None = None
-    for job in plan.groups()[group]:
-        result = read_result(race, job)
-        if result is None and failed is not None:
-            result = {"job": job.name, "failed": failed, "total_seconds": 0.0}
-            write_json(result, result_path(race, job))
-            emit(event="done", job=job.name, failed=failed)
-        elif result is None:
-            emit(event="start", job=job.name)
-            report = _progress_of(emit, job)
-            result = run_job(JobContext(race, plan, job, report))
-            emit(event="done", job=job.name, failed=result["failed"])
-        if job.kind in ("pretrain", "search") and result["failed"]:
-            failed = result["failed"] if job.kind == "pretrain" else None
-
-
-def _progress_of(emit: Callable[..., None], job: Job) -> OnProgress:
-    return lambda share: emit(event="progress", job=job.name, share=share)
-
-
-def main(race: str, group: str, *_: str) -> None:
-    """Run a group in this process, and report every event as a line of JSON."""
-    folder = Path(race)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    plan = Plan.read(folder / "plan.json")
-    torch.set_num_threads(plan.threads)
-
-    def emit(**event: Any) -> None:
-        print(json.dumps(event), flush=True)
-
-    with _alone(folder, group), warnings.catch_warnings():
-        warnings.simplefilter("default")
-        run_group(folder, plan, group, emit)
-
-
-@contextlib.contextmanager
-def _alone(race: Path, group: str) -> Iterator[None]:
-    """Wait until a process of an earlier start of the comparison has ended."""
-    with folder_lock(race / "logs" / f"{group}.txt"):
-        yield
-
-
-def _end_with_parent() -> None:
-    """End this process when the other end of its input is closed: its parent has ended."""
-    while os.read(0, 1):  # without the lock of sys.stdin, which the end of the process needs
-        pass
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from kinfolk.config import did_you_mean
+from kinfolk.config import did_you_mean, from_json
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, index
 from kinfolk.files import new_file
@@ -204,6 +204,11 @@ class PlannedTask:
     left_out: Mapping[str, str] = field(default_factory=dict)  # reasons by entrant
     baselines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def value(self) -> Any:
+        """The task itself, with the labels of all training rows."""
+        return from_json(dict(self.task))
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,23 @@
 """From the results of jobs to race.json, race.csv and race.html."""
 
 import csv
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kinfolk.files import new_file
-from kinfolk.metrics.comparison import (
-    BITS_PER_BYTE,
-    Difference,
-    Interval,
-    compare_all,
-    document_statistics,
-    summarize,
-)
-from kinfolk.metrics.metric import Metric, Statistics
-from kinfolk.metrics.verdicts import unit_of, verdict_sentences
 from kinfolk.reports.page import write
 from kinfolk.reports.race_page import render
-from kinfolk.tasks.task import task_class
-from kinfolk.workflows.race_data import read_stored
-from kinfolk.workflows.race_jobs import planned_task, read_result
-from kinfolk.workflows.race_plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask, write_json
-from kinfolk.workflows.race_scores import BASELINE, LIKELIHOOD, PSEUDO, main_metric, odd_documents
+from kinfolk.workflows.race_jobs import read_result
+from kinfolk.workflows.race_plan import Plan, PlannedEntrant, write_json
+from kinfolk.workflows.race_tables import Json, Results, likelihood_table, task_table
 
 SCHEMA = 1
-TEXT = "the held-out text"
 COLUMNS = ("table", "entrant", "labels", "seed", "metric", "value", "low", "high")
-
-Json = dict[str, Any]
-Results = Mapping[str, Json]  # by the name of the job, without those that failed
-Scores = dict[str, dict[int, Statistics]]  # by entrant and seed
 
 
 def build_race(race: Path, plan: Plan) -> Json:
@@ -44,8 +27,9 @@ def build_race(race: Path, plan: Plan) -> Json:
     failures = {n: r["failed"] for n, r in all_results.items() if r is not None and r["failed"]}
     results = {n: r for n, r in all_results.items() if r is not None and not r["failed"]}
     likelihood = likelihood_table(plan, results)
-    tasks = [task_table(race, plan, task, results) for task in plan.tasks]
-    sentences = [s for table in tasks for s in table["verdicts"]] + likelihood["verdicts"]
+    tables = [task_table(race, plan, task, results, failures) for task in plan.tasks]
+    sentences = [s for _, first, _ in tables for s in first] + likelihood["verdicts"]
+    sentences += [s for _, _, others in tables for s in others]
     return {
         "schema": SCHEMA,
         "complete": complete,
@@ -59,7 +43,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "seeds": plan.options.seeds,
         "entrants": [entrant_row(plan, e, results, failures) for e in plan.entrants],
         "likelihood": likelihood,
-        "tasks": tasks,
+        "tasks": [table for table, _, _ in tables],
         "probes": probe_tables(race, plan, results),
         "samples": sample_rows(plan, results),
         "verdicts": sentences,
@@ -80,9 +64,9 @@ def write_race(race: Path, plan: Plan) -> Json:
 def command_line(plan: Plan) -> str:
     """Return the command that asks for the same comparison, without rarer options."""
     options = plan.options
-    words = [quoted(entrant_text(entrant)) for entrant in options.entrants]
-    words += [part for path in options.corpus for part in ("--corpus", quoted(path))]
-    words += [part for path in options.tasks for part in ("--task", quoted(path))]
+    words = [shlex.quote(entrant_text(entrant)) for entrant in options.entrants]
+    words += [part for path in options.corpus for part in ("--corpus", shlex.quote(path))]
+    words += [part for path in options.tasks for part in ("--task", shlex.quote(path))]
     words += [f"--{options.budget_kind}", f"{options.budget_amount:g}"]
     return " ".join(["kinfolk compare", *words, "--seeds", str(options.seeds), "-o RACE"])
 
@@ -95,11 +79,6 @@ def entrant_text(entrant: Any) -> str:
     words += [f"objective={entrant.objective}"] if entrant.objective else []
     words += [f"tokenizer={entrant.tokenizer}"] if entrant.tokenizer else []
     return " ".join([*words, *(f"task.{setting}" for setting in entrant.task_settings)])
-
-
-def quoted(text: str) -> str:
-    """Return a word for the shell."""
-    return f"'{text}'" if " " in text else text
 
 
 def learning_rates(plan: Plan) -> Json:
@@ -159,145 +138,6 @@ def cost_of(runs: Sequence[Json]) -> Json | None:
     names = ("tokens", "flops", "seconds", "joules", "tokens_per_second")
     peak = max((run["peak_bytes"] or 0 for run in runs), default=0)
     return {**{name: mean(name) for name in names}, "peak_bytes": peak or None}
-
-
-# Likelihood
-
-
-def likelihood_table(plan: Plan, results: Results) -> Json:
-    """Return bits per byte of every entrant; likelihoods are compared among themselves."""
-    found: dict[str, tuple[str, str]] = {}
-    scores: dict[str, Scores] = {}  # of each method that scores can be compared within
-    for job in plan.jobs:
-        if job.kind != "likelihood" or job.name not in results:
-            continue
-        result = results[job.name]
-        if plan.options.search:
-            result = odd_documents(result)
-        found[job.entrant] = result["kind"], result["words"]
-        method = result["words"] if result["kind"] == PSEUDO else LIKELIHOOD
-        statistics = document_statistics(result["documents"])
-        scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
-    counted = [e.name for e in plan.entrants if e.counted]
-    baselines = [name for name, (kind, _) in found.items() if kind == BASELINE]
-    rows: list[Json] = []
-    differences: list[Difference] = []
-    sentences: list[str] = []
-    for method, compared in scores.items():
-        where = TEXT if method == LIKELIHOOD else f"{TEXT} ({method})"
-        table = Table(BITS_PER_BYTE, compared, counted, baselines)
-        for name, interval in table.intervals.items():
-            row = interval_row(name, interval)
-            rows.append({**row, "kind": found[name][0], "words": found[name][1]})
-        differences += table.differences
-        sentences += table.sentences(where, plan.options.seeds)
-    return {
-        "unit": "bits per byte",
-        "rows": rows,
-        "differences": [asdict(d) for d in differences],
-        "verdicts": sentences,
-    }
-
-
-class Table:
-    """The scores of several entrants on the same rows."""
-
-    def __init__(
-        self, metric: Metric, scores: Scores, fixed: Sequence[str], baselines: Sequence[str]
-    ) -> None:
-        self.metric = metric
-        by_seed = {name: [s for _, s in sorted(seeds.items())] for name, seeds in scores.items()}
-        self.fixed = [name for name in fixed if name in by_seed]
-        self.baselines = [name for name in baselines if name in by_seed]
-        by_seed = {n: s[:1] if n in self.fixed else s for n, s in by_seed.items()}
-        self.intervals: dict[str, Interval] = {
-            name: summarize(metric, seeds, fixed=name in self.fixed)
-            for name, seeds in by_seed.items()
-        }
-        self.differences: list[Difference] = (
-            compare_all(metric, by_seed, fixed=self.fixed, baselines=self.baselines)
-            if len(by_seed) > 1
-            else []
-        )
-
-    def sentences(self, where: str, seeds: int) -> list[str]:
-        """Return what the differences show."""
-        unit, scale = unit_of(self.metric)
-        return verdict_sentences(
-            where,
-            unit,
-            self.intervals,
-            self.differences,
-            seeds,
-            baselines=self.baselines,
-            scale=scale,
-        )
-
-
-def interval_row(name: str, interval: Interval) -> Json:
-    """Return the score of an entrant."""
-    return {
-        "entrant": name,
-        "mean": interval.value,
-        "low": interval.low,
-        "high": interval.high,
-        "spread": interval.spread,
-        "seeds": list(interval.scores),
-    }
-
-
-# Tasks
-
-
-def task_table(race: Path, plan: Plan, task: PlannedTask, results: Results) -> Json:
-    """Return the scores of a task for every number of labels; sentences about all labels first."""
-    rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
-    metric = main_metric(planned_task(task), rows)
-    stood_beside = [e.name for e in plan.entrants if e.baseline] + [*task.baselines]
-    scored: list[Json] = []
-    differences: list[Json] = []
-    sentences: list[list[str]] = []
-    for labels in task.labels:
-        jobs = [
-            job
-            for job in plan.jobs
-            if job.task == task.slug and job.labels == labels and job.name in results
-        ]
-        scores: Scores = {}
-        for job in jobs:
-            statistics = np.array(results[job.name]["statistics"])
-            scores.setdefault(job.entrant, {})[job.seed] = statistics
-        fixed = task.baselines if labels == ALL_LABELS else ()
-        table = Table(metric, scores, fixed, stood_beside)
-        seconds = {name: [results[j.name]["seconds"] for j in jobs if j.entrant == name]
-                   for name in scores}  # fmt: skip
-        scored += [
-            {
-                **interval_row(name, interval),
-                "labels": labels,
-                "seconds": float(np.mean(seconds[name])),
-                "baseline": name in stood_beside,
-            }
-            for name, interval in table.intervals.items()
-        ]
-        differences += [{"labels": labels, **asdict(d)} for d in table.differences]
-        where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
-        sentences.append(table.sentences(where, plan.options.seeds))
-    unit, _ = unit_of(metric)
-    return {
-        "name": task.name,
-        "kind": task_class(task.kind).alias,
-        "metric": metric.name,
-        "unit": unit,
-        "maximum": metric.maximum,
-        "lower_is_better": metric.lower_is_better,
-        **{split: vars(task)[split] for split in ("train", "dev", "test")},
-        "labels": task.class_counts,
-        "rows": scored,
-        "differences": differences,
-        "left_out": [{"entrant": n, "reason": reason} for n, reason in task.left_out.items()],
-        "verdicts": [s for part in reversed(sentences) for s in part],
-    }
 
 
 # Probes and samples

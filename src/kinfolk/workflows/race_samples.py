@@ -7,6 +7,7 @@ Every model continues the same prompts with the same settings and the same numbe
 number says nothing alone: it is read beside that of the real continuations.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +22,18 @@ from kinfolk.families import family_of
 from kinfolk.families.ngram import NGram
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.generate import generate_batches
-from kinfolk.generation.prompts import EncodedPrompt, build_prompt
+from kinfolk.generation.prompts import REPLACEMENT, EncodedPrompt, build_prompt
 from kinfolk.metrics.copies import longest_copies
 from kinfolk.metrics.diversity import DiversityScores, diversity_scores
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import derive_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.baselines import document_nll, end_ids, fit_ngram
-from kinfolk.workflows.evaluate import sample_excerpts
+from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.generate import to_inference
 from kinfolk.workflows.load import load
-from kinfolk.workflows.recipe import CorpusShare
+from kinfolk.workflows.recipe import CorpusShare, recipe_of
+from kinfolk.workflows.samples import sample_excerpts
 
 PROMPT_TOKENS, NEW_TOKENS = 16, 64
 COUNT = 64  # samples
@@ -40,6 +42,7 @@ NGRAM_ORDER = 4  # of the model of the training text
 LENGTH_QUANTILE = 0.75  # of held-out documents: windows are no longer, where documents are short
 MIN_WINDOW = 10  # tokens of a prompt and its continuation
 MAX_COPY_TOKENS = 5_000_000  # of the training text that copies are looked for in
+RESERVED_TOKENS = 4  # for special tokens of the row, as GLM's
 BATCH_SIZE = 32
 TEXTS_SHOWN = 5
 
@@ -61,6 +64,12 @@ class SampleQuality:
         nats, tokens = self.nll.sum(0)
         return float(np.exp(nats / tokens))
 
+    @property
+    def ngram_bits_per_byte(self) -> float:
+        """The same in bits per byte, for models of different tokenizers."""
+        size = sum(len(text.encode(errors="replace")) for text in self.texts)
+        return float(self.nll[:, 0].sum() / math.log(2) / max(size, 1))
+
     def to_json(self, entrant: str, *, reference: bool = False) -> dict[str, Any]:
         """Return the row of race.json, with the first texts."""
         scores = self.diversity
@@ -73,6 +82,7 @@ class SampleQuality:
             "loops": scores.loop_rate,
             "self_bleu": scores.self_bleu,
             "ngram_perplexity": self.ngram_perplexity,
+            "ngram_bits_per_byte": self.ngram_bits_per_byte,
             "longest_copy": float(self.copies.mean()),
             "longest_copy_max": int(self.copies.max()),
             "reference": reference,
@@ -179,9 +189,14 @@ def sample_quality(
     """
     network, tokenizer = model if isinstance(model, tuple) else load(model)
     check_samples(network)
+    room = row_length(network, None if isinstance(model, tuple) else model)
+    if room is not None and prompt_tokens + new_tokens > room:
+        prompt_tokens = max(1, prompt_tokens * room // (prompt_tokens + new_tokens))
+        new_tokens = max(1, room - prompt_tokens)
     judge = corpus if isinstance(corpus, SampleJudge) else SampleJudge.open(corpus)
     windows, size = judge.windows(count, prompt_tokens, new_tokens)
-    prompts = [judge.tokenizer.decode(window[:size]) for window in windows]
+    # A prompt may end within a character of several tokens.
+    prompts = [judge.tokenizer.decode(window[:size]).rstrip(REPLACEMENT) for window in windows]
     whole = [judge.tokenizer.decode(window) for window in windows]
     real = [text.removeprefix(prompt) for text, prompt in zip(whole, prompts, strict=True)]
     tokens = len(windows[0]) - size
@@ -206,6 +221,17 @@ def check_samples(network: LanguageModel) -> None:
             "source, and never to continue its input: sample from a decoder"
         )
     network.check_lm_head()
+
+
+def row_length(network: LanguageModel, path: Path | str | None) -> int | None:
+    """Return the tokens of a prompt and its continuation that the model was trained for.
+
+    That is the length of its rows, also where the network has no bound, so that all models of a
+    race sample texts of one length. None where it is not known.
+    """
+    recipe = None if path is None else recipe_of(find_model_folder(path))
+    length = network.config.max_length if recipe is None else recipe.objective.max_length
+    return None if length is None else max(2, length - RESERVED_TOKENS)
 
 
 def continue_prompts(

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from kinfolk.batch import Loss
+from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import evaluation_dataset
+from kinfolk.errors import UserError
 from kinfolk.metrics.metric import Metric
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.tasks.task import Task
@@ -100,11 +103,25 @@ def counted_likelihood(corpus: Corpus, order: int) -> dict[str, Any]:
     }
 
 
+def development_documents(held_out: TokenizedDocuments) -> InMemoryDocuments:
+    """Return the documents with even numbers; those with odd ones are scored."""
+    starts = held_out.starts
+    if len(starts) < 3:
+        raise UserError(
+            "a search of learning rates needs two held-out documents: raise --holdout, or leave "
+            "--search out"
+        )
+    documents = []
+    for number in range(0, len(starts) - 1, 2):
+        first, end = int(starts[number]), int(starts[number + 1])
+        ids, sizes = held_out.ids(first, end), held_out.sentences(first, end)
+        documents.append([part.tolist() for part in np.split(ids, np.cumsum(sizes)[:-1])])
+    return InMemoryDocuments.from_lists(documents)
+
+
 @torch.no_grad()
 def development_loss(run: Path, recipe: Recipe) -> float:
     """Return the loss of the objective on every second held-out document: none that is scored."""
-    from kinfolk.workflows.race_search import development_documents
-
     evaluation = open_evaluation(run, Path(recipe.corpora[0].corpus) / "holdout", None)
     documents = development_documents(evaluation.documents)
     dataset = evaluation_dataset(recipe.objective, documents, rows=recipe.train.batch_size)

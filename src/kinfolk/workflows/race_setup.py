@@ -6,18 +6,18 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import kinfolk
-from kinfolk.config import from_json, to_json, type_name
+from kinfolk.config import describe as describe_fields
+from kinfolk.config import did_you_mean, parse_field, to_json, type_name
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family
-from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import select_device
 from kinfolk.workflows.budget import (
@@ -28,7 +28,6 @@ from kinfolk.workflows.budget import (
     describe,
     measure_costs,
 )
-from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.race_data import TextSource, make_corpus, tokenizer_key
 from kinfolk.workflows.race_plan import (
     Entrant,
@@ -39,7 +38,14 @@ from kinfolk.workflows.race_plan import (
 )
 from kinfolk.workflows.race_schedule import race_jobs
 from kinfolk.workflows.race_scores import parameter_counts
-from kinfolk.workflows.race_tasks import plan_tasks, read_tasks, task_choices
+from kinfolk.workflows.race_tasks import (
+    entrant_config,
+    plan_tasks,
+    read_tasks,
+    recipe_of,
+    task_choices,
+    unsupported,
+)
 from kinfolk.workflows.recipe import Recipe, default_length
 from kinfolk.workflows.recipe import recipe as make_recipe
 
@@ -93,7 +99,7 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
         length=length,
         threads=threads,
         machine=machine(options.device, threads),
-        kinfolk=kinfolk.__version__,
+        kinfolk=version("kinfolk"),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         notes=tuple(note for task in planned for note in task.notes),
     )
@@ -103,10 +109,19 @@ def check_entrant(entrant: Entrant, options: RaceOptions, kinds: Sequence[type[A
     """Refuse unknown settings of an entrant, before text is prepared."""
     tokenizer_key(options, entrant.family, entrant.tokenizer)
     chosen = family(entrant.family)
-    if entrant.objective is not None:
-        chosen.objective(entrant.objective)
+    groups: dict[str, Any] = {"train": TrainConfig, "model": type(chosen.config(entrant.size))}
+    if chosen.objectives:
+        groups["objective"] = chosen.objective(entrant.objective)
+    for setting in entrant.settings:
+        path, _, value = setting.partition("=")
+        group, _, name = path.partition(".")
+        known = describe_fields(groups[group]) if group in groups else {}
+        if known and name not in known:
+            raise UserError(f"{path} of {entrant.name}: {did_you_mean(name, [*known])}")
+        if known:
+            parse_field(groups[group], name, value, path)
     for kind in kinds:
-        if chosen.model.gradient_free is None and entrant.task_settings:
+        if entrant.task_settings and unsupported(entrant.family, kind) is None:
             task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
 
 
@@ -195,19 +210,6 @@ def with_parameters(planned: PlannedEntrant) -> PlannedEntrant:
     tokenizer = Corpus.open(planned.corpus).tokenizer()
     total, others = parameter_counts(entrant_config(planned, tokenizer))
     return replace(planned, parameters=total, non_embedding_parameters=others)
-
-
-def entrant_config(entrant: PlannedEntrant, tokenizer: Tokenizer) -> Any:
-    """Return the config of an entrant's network."""
-    if entrant.recipe is not None:
-        return recipe_of(entrant).model
-    return InitialWeights(name=entrant.model).config(tokenizer)
-
-
-def recipe_of(entrant: PlannedEntrant) -> Recipe:
-    """Return the recipe of an entrant that pretrains."""
-    recipe: Recipe = from_json(dict(entrant.recipe or {}), group="recipe")
-    return recipe
 
 
 def share_budget(
@@ -308,7 +310,8 @@ def baseline_entrants(
 def corpus_facts(options: RaceOptions, source: TextSource, corpus: Corpus) -> dict[str, Any]:
     """Return what a reader of the results must know about the text."""
     held_out = Corpus.open(corpus.folder / "holdout")
-    kind = "of its own kind for each family" if options.own_tokenizers else "shared"
+    shared = "of its own kind for each family" if options.own_tokenizers else "shared"
+    kind = "" if source.prepared or options.tokenizer is not None else "byte-level BPE, "
     return {
         "name": ", ".join(path.name or str(path) for path in source.paths),
         "bytes": corpus.bytes,
@@ -316,7 +319,7 @@ def corpus_facts(options: RaceOptions, source: TextSource, corpus: Corpus) -> di
         "tokens": corpus.tokens,
         "held_out_bytes": held_out.bytes,
         "held_out_documents": held_out.documents,
-        "tokenizer": f"{corpus.vocab_size:,} tokens, {kind}",
+        "tokenizer": f"{kind}{corpus.vocab_size:,} tokens, {shared}",
     }
 
 

@@ -6,16 +6,20 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import describe, did_you_mean, parse_field, to_json
+from kinfolk.config import describe, did_you_mean, from_json, parse_field, to_json
+from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.tasks.baselines import baseline_names
 from kinfolk.tasks.formulations.choose import choose_formulation
+from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows.finetune import fit_formulation
 from kinfolk.workflows.finetune_defaults import default_steps
+from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.race_data import TaskRows, read_task, stored_dataset, write_splits
 from kinfolk.workflows.race_plan import Plan, PlannedEntrant, PlannedTask, RaceOptions, slugs
+from kinfolk.workflows.recipe import Recipe
 
 BATCH_SIZE = 32  # examples of a fine-tuning step, the same for all
 EVALUATIONS = 4  # of a fine-tuning, on dev rows
@@ -115,22 +119,26 @@ def plan_tasks(
     return tuple(plan_task(task, slug, options, entrants, race) for task, slug in named)
 
 
+def unsupported(name: str, kind: type[Any]) -> str | None:
+    """Return why a family has no fine-tuning for a kind of task; None if it has."""
+    chosen = family(name)
+    if chosen.model.gradient_free is not None:
+        return f"{name} models cannot be fine-tuned: {chosen.model.gradient_free}"
+    try:
+        choose_formulation(chosen, kind)
+    except UserError as error:
+        return str(error)
+    return None
+
+
 def inability(
     entrant: PlannedEntrant, task: TaskRows, data: Any, options: RaceOptions
 ) -> str | None:
     """Return why an entrant cannot be fine-tuned on a task; None if it can."""
     chosen, kind = family(entrant.family), type(task.task)
-    if chosen.model.gradient_free is not None:
-        return f"{entrant.family} models cannot be fine-tuned: {chosen.model.gradient_free}"
-    choices = task_choices(entrant.name, entrant.model, (), kind)
-    try:
-        choose_formulation(chosen, kind, choices.formulation)
-    except UserError as error:
-        return str(error)
+    if (reason := unsupported(entrant.family, kind)) is not None:
+        return reason
     choices = task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
-    from kinfolk.data.corpus import Corpus
-    from kinfolk.workflows.race_setup import entrant_config
-
     tokenizer = Corpus.open(entrant.corpus).tokenizer().with_end_token(chosen.required_tokens)
     config = entrant_config(entrant, tokenizer)
     try:
@@ -152,6 +160,19 @@ def inability(
     return None
 
 
+def entrant_config(entrant: PlannedEntrant, tokenizer: Tokenizer) -> Any:
+    """Return the config of an entrant's network."""
+    if entrant.recipe is not None:
+        return recipe_of(entrant).model
+    return InitialWeights(name=entrant.model).config(tokenizer)
+
+
+def recipe_of(entrant: PlannedEntrant) -> Recipe:
+    """Return the recipe of an entrant that pretrains."""
+    recipe: Recipe = from_json(dict(entrant.recipe or {}), group="recipe")
+    return recipe
+
+
 def finetune_steps(rows: int, task: PlannedTask, most: int) -> int:
     """Return the steps of a fine-tuning, the same for all entrants."""
     epoch = max(1, ceil(rows / BATCH_SIZE))
@@ -162,9 +183,7 @@ def finetune_arguments(
     entrant: PlannedEntrant, task: PlannedTask, plan: Plan, *, steps: int, seed: int
 ) -> dict[str, Any]:
     """Return what `finetune` receives beside the model, the data and the folder."""
-    from kinfolk.workflows.race_jobs import planned_task
-
-    kind = type(planned_task(task))
+    kind = type(task.value)
     choices = task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
     every = max(1, ceil(steps / EVALUATIONS))
     common = [f"train.batch_size={BATCH_SIZE}"]

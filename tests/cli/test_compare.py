@@ -1,0 +1,170 @@
+"""The command compare: what it prints, what it refuses, and how it ends when it is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinfolk.cli import main
+from support.runs import text
+
+SMALL = ["--tokens", "4000", "--length", "16", "--batch-size", "4", "--device", "cpu"]
+TIMES = {"seconds", "tokens_per_second", "peak_bytes", "joules", "created", "total_seconds"}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Return a text."""
+    path = tmp_path / "text.txt"
+    path.write_text(text(documents=150), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    """Return a labelled file."""
+    path = tmp_path / "films.tsv"
+    rows = [f"film {n} was {'fine' if n % 2 else 'dull'}\t{'ab'[n % 2]}" for n in range(60)]
+    path.write_text("text\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+    """Run the command and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["kinfolk", "compare", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_models_that_are_counted_are_compared(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = corpus.parent / "race"
+    entrants = ("ngram/2", "<i>four</i>=ngram/4")
+    options = ("--corpus", corpus, "--samples", 0, "--jobs", 0, *SMALL)
+    assert run(monkeypatch, *entrants, *options, "-o", out) == 0
+    shown = capfd.readouterr()
+    assert "held-out text" in shown.out and "<i>four</i>" in shown.out
+    assert "is ahead of" in shown.out
+    assert "[4/6] likelihood ngram/2 seed 0" in shown.err
+    race = json.loads((out / "race.json").read_text(encoding="utf-8"))
+    assert run(monkeypatch, "--resume", out, "--json") == 0
+    assert json.loads(capfd.readouterr().out) == race
+    assert "<i>four</i>" not in (out / "race.html").read_text(encoding="utf-8")
+
+
+def test_the_plan_is_printed_and_nothing_is_written(
+    corpus: Path, task: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = corpus.parent / "race"
+    options = ("--corpus", corpus, "--task", task, *SMALL, "-o", out, "--plan")
+    assert run(monkeypatch, "gpt2/nano", "ngram", *options) == 0
+    shown = capfd.readouterr().out
+    assert "gpt2/nano" in shown and "3 pretrain" not in shown and "4 pretrain" in shown
+    assert "ngram/tiny is left out: ngram models cannot be fine-tuned" in " ".join(shown.split())
+    assert "estimate" in shown and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "missing ENTRANT"),
+        (("gpt2",), "missing -o RACE"),
+        (("gpt2", "-o", "race"), "missing --corpus PATH"),
+        (("gpt2", "-o", "race", "--corpus", "t.txt"), "0 budgets are given"),
+        (("gtp2", "-o", "race", "--corpus", "t.txt", "--tokens", 9), "did you mean gpt2"),
+        (("--resume", "race", "--seeds", 2), "--resume cannot be combined"),
+        (("--resume", "race"), "not the folder of a comparison"),
+        (("gpt2", "--minuts", 3), "unknown option --minuts: did you mean --minutes"),
+        (("gpt2", "-o", ".", "--corpus", "t.txt"), "is not the name of a new folder"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_sentence(
+    arguments: tuple[Any, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *arguments) == 2
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "race").exists()
+
+
+def scores(value: Any) -> Any:
+    """Return race.json without what depends on time."""
+    if isinstance(value, dict):
+        return {key: scores(inner) for key, inner in value.items() if key not in TIMES}
+    return [scores(inner) for inner in value] if isinstance(value, list) else value
+
+
+def start(*arguments: Any) -> "subprocess.Popen[str]":
+    """Start the command in a process of its own."""
+    command = [sys.executable, "-m", "kinfolk", "compare", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+
+
+def wait_for(condition: Any, process: "subprocess.Popen[str]") -> None:
+    """Wait until something is on the disk."""
+    ends = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_killed_twice_ends_with_the_same_scores(
+    corpus: Path, task: Path
+) -> None:
+    folders = [corpus.parent / name for name in ("whole", "killed")]
+    options = ["gpt2/nano", "bert/nano", "ngram", "--corpus", corpus, "--task", task, *SMALL]
+    options += ["--seeds", 2, "--labels", "8,all", "--task-steps", 8, "--max-tokens", 64]
+    whole = start(*options, "-o", folders[0])
+    assert whole.wait() == 0, whole.communicate()
+    race = folders[1]
+
+    def results() -> int:
+        return len([*(race / "jobs").glob("*.json")])
+
+    first = start(*options, "-o", race)
+    wait_for(lambda: [*race.glob("runs/gpt2-nano/seed-0/checkpoints/step-*")], first)
+    first.kill()
+    first.wait()
+    done = results()
+    second = start("--resume", race)
+    wait_for(lambda: results() > done + 3, second)
+    second.kill()
+    second.wait()
+    last = start("--resume", race, "--json")
+    assert last.wait() == 0, last.communicate()
+    expected, found = (
+        json.loads((folder / "race.json").read_text(encoding="utf-8")) for folder in folders
+    )
+    assert found["complete"]
+    assert scores(found) == scores(expected)
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_continue(corpus: Path) -> None:
+    race = corpus.parent / "race"
+    process = start("gpt2/nano", "--corpus", corpus, *SMALL, "--samples", 0, "-o", race)
+    wait_for(lambda: [*race.glob("runs/gpt2-nano/seed-0/recipe.json")], process)
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert f"continue with: kinfolk compare --resume {race}" in shown
+    assert "Traceback" not in shown
