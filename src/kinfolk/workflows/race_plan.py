@@ -132,7 +132,7 @@ class RaceOptions:
     search: int = 0  # learning rates that each entrant tries
     test_rows: int = 1000
     train_rows: int = 10_000
-    task_steps: int = 400  # of a fine-tuning, at most
+    task_steps: int = 300  # of a fine-tuning, at most
     max_tokens: int = 4096  # that an encoder scores
     probes: bool = True
     probe_seeds: bool = False  # probe the models of all seeds, not of the first alone
