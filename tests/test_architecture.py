@@ -34,6 +34,7 @@ BASE = {
     "kv_cache",
     "packed_texts",
     "rng",
+    "version",
 }
 READING = BASE | {"text", "data"}
 KNOWING = READING | {"nn", "families", "objectives", "tasks", "metrics"}
@@ -47,6 +48,7 @@ ALLOWED = {
     "synonyms": set(),
     "rng": {"errors"},
     "files": set(),
+    "version": set(),
     "text": BASE,
     "nn": BASE,
     "data": BASE | {"text"},

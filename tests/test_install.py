@@ -20,7 +20,9 @@ def test_the_command_prints_the_version(
 
 def test_the_package_takes_its_version_from_the_code() -> None:
     assert PROJECT["project"]["dynamic"] == ["version"]
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "kinfolk.__version__"
+    assert (
+        PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "kinfolk.version.__version__"
+    )
 
 
 def test_every_file_of_the_package_is_packed() -> None:

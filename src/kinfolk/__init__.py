@@ -39,6 +39,8 @@ Tokenizer, TrainConfig, UserError. `help(kinfolk.pretrain)` describes one functi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kinfolk.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from kinfolk import families
     from kinfolk.data.corpus import Corpus
@@ -60,8 +62,6 @@ if TYPE_CHECKING:
     from kinfolk.workflows.pretrain import pretrain, resume
     from kinfolk.workflows.recipe import Recipe, recipe
     from kinfolk.workflows.stages import finetune_in_stages, resume_stages
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Callback",

@@ -55,5 +55,6 @@ def test_three_families_are_trained_scored_and_shown(kinfolk: Kinfolk, tmp_path:
     page = found[0].page.read_text(encoding="utf-8")
     assert found[0].page == out / "report.html"
     assert all(name in page for name in ("gpt2/nano", "bert/nano", "t5/nano", "unigram entropy"))
+    assert "<h3>gpt2/nano, clm: each token from those before it</h3>" in page
     assert quickstart.PROMPT in said.out
     assert said.out.endswith(f"report: {out / 'report.html'}\n")

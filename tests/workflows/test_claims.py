@@ -20,6 +20,7 @@ from kinfolk.workflows.claim_scores import (
     decide,
     effect_words,
     seed_interval,
+    untrained_words,
 )
 from kinfolk.workflows.claims import joint_verdict, run_claims, short_number
 from kinfolk.workflows.race_plan import Entrant, Plan
@@ -267,6 +268,26 @@ def test_a_job_that_failed_is_undecided_with_its_reason(tested: Path) -> None:
         path.write_text(kept)
     assert (effect.verdict, effect.value) == ("undecided", None)
     assert effect.words == "no score: loss is NaN at step 3"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "good", "words"),
+    [
+        ("glm-positions", "two", "one", 0.1, "neither is better than a unigram model"),
+        ("auxiliary-lm", "auxiliary", "none", 99.0, "neither is better than the largest class"),
+    ],
+)
+def test_entrants_that_learned_nothing_decide_nothing(
+    tested: Path, name: str, first: str, second: str, good: float, words: str
+) -> None:
+    (claim,) = claims([name])
+    plan = Plan.read(tested / name / "plan.json")
+    bad = 100.0 if claim.measure == "likelihood" else 1.0
+    for scores, found in (((bad, bad), True), ((good, bad), False), ((bad, good), False)):
+        measured = Measured(0.5, 0.4, 0.6, 1, {first: scores[:1], second: scores[1:]})
+        said = untrained_words(claim, tested / name, plan, measured)
+        assert (said is not None) == found
+        assert not found or str(said).startswith(words)
 
 
 def test_a_claim_without_its_kind_of_task_is_refused_by_name_and_else_listed(

@@ -19,11 +19,11 @@ WORDS = {"animal": ("cat", "dog", "bird", "horse"), "tool": ("saw", "nail", "rop
 def labelled(rows: int) -> str:
     """Return sentences whose label is the kind of a word in them."""
     chance = random.Random(0)
-    lines = []
+    lines = ["label\ttext"]
     for _ in range(rows):
         label = chance.choice(list(WORDS))
         lines.append(f"{label}\twe saw the {chance.choice(WORDS[label])} {chance.random():.2f}")
-    return "\n".join(["label\ttext", *lines]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def race(folder: Path, *, seeds: int, tasks: Sequence[Path] = ()) -> dict[str, Any]:
@@ -74,10 +74,11 @@ def test_a_crippled_entrant_is_behind_and_a_twin_is_equal(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_so_it_is_with_three_seeds_and_on_a_task(tmp_path: Path) -> None:
+def test_so_it_is_with_five_seeds_and_on_a_task(tmp_path: Path) -> None:
+    """A network that does not train is right on half to two thirds of the rows, by its seed."""
     task = tmp_path / "words.tsv"
     task.write_text(labelled(600), encoding="utf-8")
-    found = race(tmp_path, seeds=3, tasks=[task])
+    found = race(tmp_path, seeds=5, tasks=[task])
     check(found["likelihood"], -1)
     check(found["tasks"][0], 1)
-    assert "3 seeds" in found["verdicts"][0]
+    assert "5 seeds" in found["verdicts"][0]

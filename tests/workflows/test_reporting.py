@@ -14,7 +14,7 @@ from kinfolk.training.loop import Progress
 from kinfolk.workflows.baselines import baselines
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import CorpusShare
-from kinfolk.workflows.report import baseline_rows, curves
+from kinfolk.workflows.report import baseline_rows, curves, loss_title
 from support.learnable import dev, opinions, tune
 from support.runs import MEMBERS, Home, OnStep
 
@@ -33,6 +33,7 @@ def test_the_page_says_what_was_run(member: str, home: Home, runs: dict[str, Pat
         assert said in text
     found = baselines([(corpus, Corpus.open(home.corpus / "holdout"), 1.0)])
     assert f"{found.unigram:.2f}" in text
+    assert f"<h3>{loss_title(home.recipe(member).objective.loss_name)}</h3>" in text
 
 
 def test_the_curve_is_the_loss_of_tokens(runs: dict[str, Path]) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from kinfolk import __version__
 from kinfolk.cli.options import AnyFunction, Command
 from kinfolk.cli.output import note
 from kinfolk.errors import UserError
+from kinfolk.version import __version__
 
 # Commands in the order of work, as `kinfolk --help` lists them.
 ORDER = (

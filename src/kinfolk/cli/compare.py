@@ -136,16 +136,17 @@ def compare(
     """  # fmt: skip
     if resume is not None:
         check_alone(context)
-        run(None, resume, jobs, json=json, plan=False)
+        run(None, resume, jobs, json=json)
         return
     if not entrants:
         raise UsageError("missing ENTRANT: name families, such as gpt2/tiny bert/tiny")
-    if out is None:
+    if out is None and not plan:
         raise UsageError("missing -o RACE: the folder to write")
-    check_new_folder(out, "choose another -o, or continue it with --resume")
+    if out is not None:
+        check_new_folder(out, "choose another -o, or continue it with --resume")
     if not data.corpus:
         raise UsageError("missing --corpus PATH: text, or a corpus from kinfolk prepare")
-    from kinfolk.workflows.compare import race_options
+    from kinfolk.workflows.compare import plan_only, race_options
 
     amounts = {name: vars(budget)[name] for name in ("minutes", "flops", "tokens")}
     settings = {**vars(data), **vars(scores), "device": device, "search": budget.search}
@@ -160,7 +161,10 @@ def compare(
         labels=labels,
         **settings,
     )
-    run(options, out, jobs, json=json, plan=plan)
+    if plan:
+        show_plan(plan_only(options, jobs=jobs, on_message=note))
+    elif out is not None:
+        run(options, out, jobs, json=json)
 
 
 def check_alone(context: typer.Context) -> None:
@@ -171,13 +175,10 @@ def check_alone(context: typer.Context) -> None:
         raise UsageError("--resume cannot be combined with other options, but for --jobs")
 
 
-def run(options: Any, out: Path, jobs: int | None, *, json: bool, plan: bool) -> None:
+def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:
     """Start or resume a comparison, with lines about its progress on stderr."""
     from kinfolk.workflows import compare as workflow
 
-    if plan:
-        show_plan(workflow.plan_only(options, jobs=jobs, on_message=note))
-        return
     began = time.monotonic()
     progress = terminal_progress()
 

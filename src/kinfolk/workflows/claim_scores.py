@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from kinfolk.data.corpus import Corpus
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL
 from kinfolk.metrics.comparison import BITS_PER_BYTE, compare_all, document_statistics
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.verdicts import unit_of
+from kinfolk.workflows.baselines import fit_ngram, score_text
 from kinfolk.workflows.claim_list import Claim, Part
 from kinfolk.workflows.race_data import read_stored
 from kinfolk.workflows.race_jobs import read_result
@@ -77,7 +79,9 @@ def part_effect(claim: Claim, part: Part, race: Path) -> Effect:
             measured, unit = score_difference(claim, part, race, plan, metric)
     except MissingScoresError as error:
         return failed_effect(claim, part, unit, str(error))
-    verdict = decide(measured, part.margin)
+    verdict, words = decide(measured, part.margin), effect_words(claim, part, measured, unit)
+    if untrained := untrained_words(claim, race, plan, measured):
+        verdict, words = "undecided", f"{words}; {untrained}"
     return Effect(
         first=part.first,
         second=part.second,
@@ -87,7 +91,7 @@ def part_effect(claim: Claim, part: Part, race: Path) -> Effect:
         high=measured.high,
         seeds=measured.seeds,
         verdict=verdict,
-        words=effect_words(claim, part, measured, unit),
+        words=words,
         stage=part.stage,
         margin=part.margin,
         smallest=claim.effect,
@@ -140,6 +144,35 @@ def effect_words(claim: Claim, part: Part, measured: Measured, unit: str) -> str
     small = max(abs(measured.low), abs(measured.high)) < claim.effect and not part.margin
     note = f"; less than the {claim.effect:g} {unit} that would matter" if small else ""
     return f"{start}{where} ({interval}{note})"
+
+
+def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) -> str | None:
+    """Say that no entrant is better than a model without context; None if one is.
+
+    Such entrants have not been trained enough to tell anything about a claim.
+    """
+    means = {name: float(np.mean(scores)) for name, scores in measured.scores.items()}
+    if claim.measure == "likelihood":
+        floors = {name: unigram_bits(plan.entrant_of[name].corpus) for name in means}
+        if any(means[name] < floor for name, floor in floors.items()):
+            return None
+        return f"neither is better than a unigram model ({min(floors.values()):.3f})"
+    task = plan.tasks[0]
+    if claim.measure == "probe" or task.metric != "accuracy":
+        return None
+    rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
+    largest = max(task.class_counts, key=lambda name: task.class_counts[name])
+    floor = 100 * float(np.mean([str(task.value.reference(row)) == largest for row in rows]))
+    if max(means.values()) > floor:
+        return None
+    return f"neither is better than the largest class ({floor:.1f})"
+
+
+def unigram_bits(folder: str) -> float:
+    """Return the bits per byte of the held-out text of a corpus by a unigram model."""
+    corpus = Corpus.open(folder)
+    scores = score_text(fit_ngram([(corpus, 1.0)], 1), Corpus.open(corpus.folder / "holdout"))
+    return scores.bits_per_byte
 
 
 # Scores and likelihoods

@@ -34,6 +34,7 @@ MODELS = {
     "bert/tiny": ["steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"],
     "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
 }
+EVALUATIONS = ("eval_every=50", "eval_batches=4")
 MASK_RATE = 0.2  # of BERT and T5; 0.15 in the papers
 PROMPT = "Return a list of"
 MASKED_WORD = "Return [MASK] if the file exists."
@@ -97,7 +98,7 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
 
 def model_recipe(name: str, corpus: Path) -> Recipe:
     """Return the recipe of one model; BERT is trained without next-sentence prediction."""
-    settings = [f"train.{setting}" for setting in MODELS[name]]
+    settings = [f"train.{setting}" for setting in (*MODELS[name], *EVALUATIONS)]
     if not name.startswith("gpt2"):
         settings.append(f"objective.mask_rate={MASK_RATE}")
     objective = "mlm" if name.startswith("bert") else None
@@ -157,7 +158,9 @@ def write_page(results: Quickstart, corpus: Corpus, seconds: float) -> None:
 def loss_panel(folder: Path, score: ModelScore, color: int) -> LossPanel:
     """Return the losses of one model in its color, held-out text dashed."""
     name = score.model
-    panel = loss_panels(folder / name.partition("/")[0], name, y="nats per token")[0]
+    run = folder / name.partition("/")[0]
+    kind = Recipe.read(run / "recipe.json").objective.loss_name
+    panel = loss_panels(run, name, kind=kind, y="nats per token")[0]
     curves = [replace(curve, color=color, dashed=i > 0) for i, curve in enumerate(panel.curves)]
     title = f"{name}, {panel.title}"
     return replace(panel, title=title, curves=curves, with_baselines=score.comparable)

@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import select_device
+from kinfolk.version import __version__
 from kinfolk.workflows.budget import (
     Budget,
     Cost,
@@ -99,7 +99,7 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
         length=length,
         threads=threads,
         machine=machine(options.device, threads),
-        kinfolk=version("kinfolk"),
+        kinfolk=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         notes=tuple(note for task in planned for note in task.notes),
     )

@@ -61,7 +61,7 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
         title=recipe.name,
         subtitle="Training and held-out loss, with unigram and 3-gram baselines.",
         facts=pretraining_facts(recipe, run),
-        panels=loss_panels(run, recipe.name, y="nats per token"),
+        panels=loss_panels(run, recipe.name, kind=recipe.objective.loss_name, y="nats per token"),
         x="step" if recipe.model.counting_steps is None else "order",
         baselines=baseline_rows(baselines(texts)),
     )
@@ -187,15 +187,23 @@ def curves(
 
 
 def loss_panels(
-    run: Path, name: str, split: str = "held out", *, y: str = "loss", alternating: bool = False
+    run: Path,
+    name: str,
+    split: str = "held out",
+    *,
+    kind: str = "label",
+    y: str = "loss",
+    alternating: bool = False,
 ) -> list[LossPanel]:
-    """Return a panel for each kind of loss; the first, of tokens or labels, has the baselines."""
+    """Return a panel for each kind of loss; the first, of tokens or labels, has the baselines.
+
+    A log names the kinds only where there are several; `kind` is that of the first.
+    """
     log = read(run)
     main = curves(run, name, split, alternating=alternating)
     parts = list(dict.fromkeys(part for entry in log for part in entry.get("losses") or ()))
     views = [main.pop(1)] if alternating else []
-    title = loss_title(parts[0]) if parts else ""
-    panels = [LossPanel(title=title, curves=main, y=y, with_baselines=True)]
+    panels = [LossPanel(title=loss_title(kind), curves=main, y=y, with_baselines=True)]
     if alternating:
         return [*panels, LossPanel(title="agreement of the views", curves=views, y="loss")]
     for part in parts[1:]:
