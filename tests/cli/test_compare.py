@@ -126,6 +126,12 @@ def wait_for(condition: Any, process: "subprocess.Popen[str]") -> None:
         time.sleep(0.02)
 
 
+def end(process: "subprocess.Popen[str]") -> None:
+    """Wait for a command that succeeds."""
+    _, shown = process.communicate()
+    assert process.returncode == 0, shown
+
+
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_twice_ends_with_the_same_scores(
     corpus: Path, task: Path
@@ -133,8 +139,7 @@ def test_a_comparison_that_is_killed_twice_ends_with_the_same_scores(
     folders = [corpus.parent / name for name in ("whole", "killed")]
     options = ["gpt2/nano", "bert/nano", "ngram", "--corpus", corpus, "--task", task, *SMALL]
     options += ["--seeds", 2, "--labels", "8,all", "--task-steps", 8, "--max-tokens", 64]
-    whole = start(*options, "-o", folders[0])
-    assert whole.wait() == 0, whole.communicate()
+    end(start(*options, "-o", folders[0]))
     race = folders[1]
 
     def results() -> int:
@@ -143,14 +148,13 @@ def test_a_comparison_that_is_killed_twice_ends_with_the_same_scores(
     first = start(*options, "-o", race)
     wait_for(lambda: [*race.glob("runs/gpt2-nano/seed-0/checkpoints/step-*")], first)
     first.kill()
-    first.wait()
+    first.communicate()
     done = results()
     second = start("--resume", race)
     wait_for(lambda: results() > done + 3, second)
     second.kill()
-    second.wait()
-    last = start("--resume", race, "--json")
-    assert last.wait() == 0, last.communicate()
+    second.communicate()
+    end(start("--resume", race, "--json"))
     expected, found = (
         json.loads((folder / "race.json").read_text(encoding="utf-8")) for folder in folders
     )
