@@ -91,6 +91,7 @@ def test_pages_have_commands_that_run() -> None:
     count = {page.stem: sum(code.is_run for code in printed(page)) for page in [README, *GUIDES]}
     assert count.pop("README") >= 25
     assert count.keys() == {"compare", "generation", "results", "tasks", "text"}
+    assert count.pop("compare") >= 4
     assert min(count.values()) >= 7
 
 

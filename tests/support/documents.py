@@ -42,6 +42,7 @@ REDUCTIONS = (
     (r"^(kinfolk finetune .*)$", r"\1 --epochs 1 --batch 8"),
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --length 16 --batch-size 4 --labels all --jobs 0"),
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --task-steps 2 --max-tokens 32 --samples 2"),
+    (r"^(kinfolk compare (?!--resume).*)$", r"\1 --seeds 1"),
     (r"--minutes \d+", "--tokens 4000"),
     (r"\bminutes=\d+", "tokens=4000, length=16, batch_size=4, samples=2, jobs=0"),
     (r"/tiny\b", "/nano"),
@@ -160,7 +161,8 @@ def run_command(line: str) -> None:
     program, *arguments = shlex.split(command)
     assert program == "kinfolk", f"neither run nor listed in NOT_RUN: {line}"
     if "--resume" in arguments:  # a run that was killed after its last step has no report
-        (Path(arguments[arguments.index("--resume") + 1]) / "report.html").unlink()
+        page = "race.html" if arguments[0] == "compare" else "report.html"
+        (Path(arguments[arguments.index("--resume") + 1]) / page).unlink()
     code: object = 0
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())

@@ -16,6 +16,7 @@ from kinfolk.tasks.classification import Classification
 from kinfolk.workflows.claim_list import CLAIMS, SCALES, Part, Scale, claims
 from kinfolk.workflows.claim_scores import (
     Measured,
+    center_above_control,
     claim_effects,
     decide,
     effect_words,
@@ -159,6 +160,14 @@ def test_words_say_who_is_ahead_and_whether_it_would_matter() -> None:
         "electra is behind bert by 0.2 points (95 % interval of the gain -0.6 to 0.2, 1 seed; "
         "less than the 1 points that would matter)"
     )
+
+
+def test_the_centre_of_a_probe_is_that_above_random_weights() -> None:
+    rows = [
+        {"pretrained": True, "center_of_gravity": 2.5},
+        {"pretrained": False, "center_of_gravity": 2.0},
+    ]
+    assert center_above_control(rows) == 0.5
 
 
 def test_the_interval_of_seeds_is_students() -> None:

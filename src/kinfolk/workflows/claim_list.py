@@ -287,7 +287,7 @@ CLAIMS = (
         effect=0.5,
         tasks=("tags", "text"),
         options={"probes": True, "probe_seeds": True},
-        setting="BERT of six layers; centre of gravity of a probe's weights over the layers",
+        setting="BERT of six layers; centre of gravity of probes, above that with random weights",
     ),
     Claim(
         name="glm-positions",

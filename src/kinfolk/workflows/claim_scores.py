@@ -132,7 +132,8 @@ def effect_words(claim: Claim, part: Part, measured: Measured, unit: str) -> str
     low, high = (f"{value:.{digits}f}" for value in (measured.low, measured.high))
     where = f" ({part.stage})" if part.stage else ""
     if claim.measure == "probe":
-        start = f"{part.second} is read {measured.value:.{digits}f} {unit} above {part.first}"
+        moved = f"{measured.value:.{digits}f} {unit}"
+        start = f"pretraining moves {part.second} by {moved} more than {part.first}"
     elif part.margin and measured.value < 0:
         start = f"{part.first} is behind {part.second} by {-measured.value:.{digits}f} {unit}"
     else:
@@ -238,7 +239,7 @@ def job_result(race: Path, job: Job) -> Mapping[str, Any]:
 
 
 def probe_difference(claim: Claim, part: Part, race: Path, plan: Plan) -> Measured:
-    """Return how many layers higher the probe of the second task is than that of the first."""
+    """Return how many layers pretraining moves the second task above the first."""
     centers = {
         need: probe_centers(race, plan, task.slug)
         for need, task in zip(claim.tasks, plan.tasks, strict=True)
@@ -250,12 +251,21 @@ def probe_difference(claim: Claim, part: Part, race: Path, plan: Plan) -> Measur
 
 
 def probe_centers(race: Path, plan: Plan, task: str) -> list[float]:
-    """Return the centre of gravity of the probe of a task, for each seed."""
+    """Return the centre of gravity of the probe of a task for each seed, less that of the control.
+
+    The control has random weights: even there, the best layer depends on the task.
+    """
     jobs = [job for job in plan.jobs if job.kind == "probe" and job.task == task]
     results = [job_result(race, job)["probe"] for job in jobs]
     if not results:
         raise MissingScoresError("no probe was run")
-    return [next(row["center_of_gravity"] for row in rows if row["pretrained"]) for rows in results]
+    return [center_above_control(rows) for rows in results]
+
+
+def center_above_control(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return how much higher the probe of a pretrained network is than that of random weights."""
+    centers = {row["pretrained"]: float(row["center_of_gravity"]) for row in rows}
+    return centers[True] - centers[False]
 
 
 def seed_interval(values: Sequence[float]) -> tuple[float, float]:

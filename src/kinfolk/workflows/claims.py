@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +321,7 @@ def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimRes
     out.mkdir(parents=True, exist_ok=True)
     values = {
         "schema": SCHEMA,
-        "kinfolk": version("kinfolk"),
+        "kinfolk": __version__,
         "scale": asdict(settings.scale),
         "corpus": [str(path) for path in settings.corpus],
         "tasks": list(settings.tasks),
