@@ -19,6 +19,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.reports import claims_page
 from kinfolk.reports.page import write
+from kinfolk.version import __version__
 from kinfolk.workflows.claim_list import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
 from kinfolk.workflows.claim_scores import Effect, claim_effects
 from kinfolk.workflows.compare import (
