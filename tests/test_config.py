@@ -490,7 +490,7 @@ def test_fine_tuning_settings_outside_their_range_are_refused(setting: str, said
 
 @pytest.mark.parametrize("value", SIZES.values(), ids=SIZES)
 def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
-    """Counts are 1 or more and bounded, rates of dropout less than 1; a token id may be 0."""
+    """Counts are 1 or more and bounded, rates of dropout less than 1; ids and memories may be 0."""
     for one in dataclasses.fields(value):
         number = getattr(value, one.name)
         if type(number) is int:
@@ -506,7 +506,7 @@ def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
         if "dropout" in one.name:
             with pytest.raises(UserError, match=rf"model.{one.name}=1: it must be from 0 to less"):
                 dataclasses.replace(value, **{one.name: 1})
-        if type(number) is int and one.name not in TOKEN_IDS:
+        if type(number) is int and one.name not in {*TOKEN_IDS, "mem_len"}:
             with pytest.raises(UserError, match=rf"model.{one.name}=0: it must be at least [1-4]"):
                 dataclasses.replace(value, **{one.name: 0})
 
