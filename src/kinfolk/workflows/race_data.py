@@ -100,7 +100,7 @@ class TextSource:
         )
         on_message(
             f"corpus: {corpus.bytes / 1e6:.1f} MB, {corpus.documents:,} documents, "
-            f"{corpus.tokens:,} tokens of {corpus.vocab_size:,}"
+            f"{corpus.tokens:,} tokens, vocabulary size {corpus.vocab_size:,}"
         )
         return corpus
 
