@@ -1,6 +1,7 @@
 """Interactive charts for the pages: each is a figure with its data as JSON and as a table.
 
-`static/kinfolk.js` draws them with Apache ECharts when the page opens. Colors come from
+`static/charts.js` draws them with Apache ECharts when the page opens, each kind by a function of
+`curves.js` or `rows.js`. Colors come from
 `style.css`: color 0 is `--c0`, the first model's. Names are escaped in the JSON and in the table.
 """
 

@@ -220,10 +220,8 @@ def entrant_statistics(claim: Claim, entrant: str, race: Path, plan: Plan) -> li
         else:
             found.append(np.array(result["statistics"]))
     if not found:
-        left_out = plan.entrant_of[entrant].left_out or [
-            task.left_out[entrant] for task in plan.tasks if entrant in task.left_out
-        ]
-        raise MissingScoresError(str(left_out))
+        reasons = [task.left_out[entrant] for task in plan.tasks if entrant in task.left_out]
+        raise MissingScoresError(plan.entrant_of[entrant].left_out or "; ".join(reasons))
     return found
 
 

@@ -58,7 +58,8 @@ def task_choices(name: str, model: str, settings: Sequence[str], kind: type[Any]
             cls = choose_formulation(chosen, kind, formulation)
             options[key] = parse_field(cls, key, text, f"task.{key}")
         else:
-            known = [*own, *(field for cls in groups.values() for field in describe(cls))]
+            fields = (field for cls in groups.values() for field in describe(cls))
+            known = [*dict.fromkeys([*own, *fields])]
             raise UserError(f"task.{key} of {name}: no such field: {did_you_mean(key, known)}")
     return TaskChoices(formulation, tuple(recipe), options)
 
