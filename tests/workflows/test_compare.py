@@ -257,6 +257,11 @@ def test_wrong_options_are_refused_before_anything_is_trained(
     [
         ([], "no entrant is given"),
         (["gpt2/nano", "gpt2/nano"], "2 entrants are called 'gpt2/nano': give them names"),
+        (["Unigram=gpt2/nano"], "'Unigram' is called like a baseline"),
+        (["bilstm/nano=glm/nano"], "'bilstm/nano' is called like a baseline"),
+        (["TF-IDF=gpt2/nano"], "'TF-IDF' is called like a baseline"),
+        (["gpt2/nano task.seed=0"], "task.seed=0 in the entrant .* cannot be set"),
+        (["gpt2/nano train.gradient_accumulation=2"], "cannot be set: it is the same for all"),
         (["gtp2"], "did you mean gpt2"),
         (["bert/teny"], "did you mean tiny"),
         (["bert/nano objective=nsb"], "bert has no objective 'nsb'"),

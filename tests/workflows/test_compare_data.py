@@ -3,9 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kinfolk import UserError
+from kinfolk.metrics.classification import Accuracy
 from kinfolk.rng import text_uniform
 from kinfolk.tasks.classification import Classification
 from kinfolk.tasks.rows import (
@@ -27,6 +29,7 @@ from kinfolk.workflows.race_data import (
     write_splits,
 )
 from kinfolk.workflows.race_plan import Entrant, RaceOptions, parse_labels, slugs
+from kinfolk.workflows.race_tables import Table
 from support.runs import text
 
 
@@ -56,6 +59,15 @@ def options(*tasks: Path | str, **others: object) -> RaceOptions:
 )
 def test_entrants_are_parsed(given: str, expected: Entrant) -> None:
     assert Entrant.parse(given) == expected
+
+
+def test_scores_keep_the_numbers_of_their_seeds() -> None:
+    """The training of seed 0 failed, and a baseline that no seed changes has one score."""
+    rows = np.array([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    scores = {"gpt2": {2: rows, 1: rows}, "majority": {0: rows, 1: rows, 2: rows}}
+    table = Table(Accuracy("accuracy"), scores, fixed=["majority"], baselines=["majority"])
+    assert table.row("gpt2")["seed_numbers"] == [1, 2]
+    assert table.row("majority")["seed_numbers"] == [0]
 
 
 def test_names_of_folders_differ() -> None:

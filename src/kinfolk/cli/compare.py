@@ -90,7 +90,7 @@ class ScoreOptions:
     labels: str = option("LIST", "Sizes of the labelled training sets.", default="16,64,256,all")
     test_rows: int = option("N", "Test rows, at most.", default=1000, min=1, max=MAX_ROWS)
     train_rows: int = option("N", "Training rows, at most.", default=10_000, min=2, max=MAX_ROWS)
-    task_steps: int = option("N", "Steps of a fine-tuning, at most.", default=300, min=1, max=2**30)
+    task_steps: int = option("N", "Steps of a fine-tuning, at most.", default=320, min=1, max=2**30)
     max_tokens: int = option(
         "N", "Tokens that an encoder scores, evenly spread.", default=4096, min=1, max=2**40
     )

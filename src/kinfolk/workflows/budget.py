@@ -63,11 +63,11 @@ HOW: dict[Kind, str] = {
         "evaluations are not counted."
     ),
     "minutes": (
-        "Every run trains as many seconds. The seconds of a step, from reading its batch to the "
+        "Every run is given as many seconds. The seconds of a step, from reading its batch to the "
         "update of the weights, were measured on this machine before the runs: all runs in turn, "
         f"in {ROUNDS} rounds, the median of each. The steps follow from them and stay the same "
-        "where a run is resumed. Starting, compiling, evaluations and checkpoints are not in the "
-        "budget."
+        "where a run is resumed; the seconds that the runs took are in the table of costs. "
+        "Starting, compiling, evaluations and checkpoints are not in the budget."
     ),
 }
 

@@ -155,9 +155,10 @@ def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) ->
     means = {name: float(np.mean(scores)) for name, scores in measured.scores.items()}
     if claim.measure == "likelihood":
         floors = {name: unigram_bits(plan.entrant_of[name].corpus) for name in means}
-        if any(means[name] < floor for name, floor in floors.items()):
+        best = min(means, key=lambda name: means[name])
+        if means[best] < floors[best]:
             return None
-        return f"neither is better than a unigram model ({min(floors.values()):.3f})"
+        return f"{best} is not better than a unigram model of its tokens ({floors[best]:.3f})"
     task = plan.tasks[0]
     if claim.measure == "probe" or task.metric != "accuracy":
         return None

@@ -6,6 +6,7 @@ FOLDER/claims.json          results; also claims.csv and claims.html
 """
 
 import csv
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,6 +101,8 @@ def run_claims(
         document=document,
         device=device,
     )
+    if seeds < 2:
+        raise UserError(f"--seeds {seeds}: a verdict needs the spread of at least 2 seeds")
     chosen, out = claims(names), Path(out)
     check_corpus(settings.corpus)
     by_need = tasks_by_need(settings)
@@ -187,8 +190,9 @@ def read_claim(claim: Claim, settings: ClaimsSettings, out: Path) -> ClaimResult
     for stage, race in races.items():
         done = RaceOptions.read(race / OPTIONS_FILE)
         budget = claim_budget(claim, settings, claim.stages[stage])
-        if (done.budget_amount, done.seeds) != (budget, settings.seeds):
-            return None  # of an earlier call, at another scale
+        text = text_path(settings, text_size(claim, settings), out)
+        if (done.budget_amount, done.seeds, *done.corpus) != (budget, settings.seeds, str(text)):
+            return None  # of an earlier call, at another scale or with another text
     effects = claim_effects(claim, races)
     verdict = joint_verdict(effects)
     folders = [str(race.relative_to(out)) for race in races.values()]
@@ -210,7 +214,7 @@ def claim_options(
     options |= {"probes": False, "samples": 0, "baselines": False, "device": settings.device}
     return race_options(
         claim.entrants_at(scale),
-        sample_text(settings, round(claim.corpus_share * scale.corpus_bytes), out),
+        sample_text(settings, text_size(claim, settings), out),
         {claim.budget_kind: claim_budget(claim, settings, share)},
         tasks=[by_need[need] for need in claim.tasks],
         seeds=settings.seeds,
@@ -219,15 +223,26 @@ def claim_options(
     )
 
 
+def text_size(claim: Claim, settings: ClaimsSettings) -> int:
+    """Return how many bytes of text a claim reads."""
+    return round(claim.corpus_share * settings.scale.corpus_bytes)
+
+
 def claim_budget(claim: Claim, settings: ClaimsSettings, share: float = 1.0) -> float:
     """Return what each pretraining of a claim may spend."""
     scale = settings.scale
     return share * (scale.flops if claim.budget_kind == "flops" else scale.tokens)
 
 
+def text_path(settings: ClaimsSettings, size: int, out: Path) -> Path:
+    """Return the file for a part of the text; another corpus has another one."""
+    given = [*(str(path.resolve()) for path in settings.corpus), settings.document]
+    return out / f"text-{size}-{hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]}.jsonl"
+
+
 def sample_text(settings: ClaimsSettings, size: int, out: Path) -> Path:
     """Write the first documents of the text, up to a size in bytes; return the file."""
-    path = out / f"text-{size}.jsonl"
+    path = text_path(settings, size, out)
     if path.is_file():
         return path
     out.mkdir(parents=True, exist_ok=True)

@@ -28,9 +28,23 @@ SHARED = {
     "train.seed": "--seeds sets it",
     "train.device": "--device sets it for all entrants",
     "train.batch_size": "--batch-size sets it for all entrants",
+    "train.gradient_accumulation": "it is the same for all entrants",
+    "task.seed": "--seeds sets it",
+    "task.device": "--device sets it for all entrants",
+    "task.batch_size": "it is the same for all entrants",
     "objective.max_length": "--length sets it for all entrants",
     "model.max_length": "--length sets it for all entrants",
 }
+# Folders of what stands beside the entrants, as `folder_name` writes them.
+BASELINE_NAMES = (
+    "unigram",
+    "5-gram",
+    "majority",
+    "mean",
+    "tf-idf",
+    "tag-per-word",
+    "copy-of-input",
+)
 MAX_SEEDS, MAX_JOBS = 1000, 256
 NAME_LENGTH = 80  # characters of an entrant's name
 
@@ -132,7 +146,7 @@ class RaceOptions:
     search: int = 0  # learning rates that each entrant tries
     test_rows: int = 1000
     train_rows: int = 10_000
-    task_steps: int = 300  # of a fine-tuning, at most
+    task_steps: int = 320  # of a fine-tuning, at most: an epoch of all rows
     max_tokens: int = 4096  # that an encoder scores
     probes: bool = True
     probe_seeds: bool = False  # probe the models of all seeds, not of the first alone
@@ -317,6 +331,14 @@ def check_names(entrants: Sequence[Entrant]) -> None:
                 f"{count} entrants are called {name!r}: give them names, as in first={name} "
                 f"second={name}"
             )
+    for entrant in entrants:
+        slug = folder_name(entrant.name)
+        of_baseline = slug in BASELINE_NAMES and entrant.family != "ngram"
+        if of_baseline or (slug.startswith("bilstm-") and entrant.family != "bilstm"):
+            raise UserError(
+                f"the entrant {entrant.name!r} is called like a baseline, which stands beside all "
+                "entrants: choose another name"
+            )
 
 
 def parse_labels(labels: Sequence[str]) -> tuple[str, ...]:
@@ -331,11 +353,16 @@ def parse_labels(labels: Sequence[str]) -> tuple[str, ...]:
     return (*map(str, sorted(sizes)), ALL_LABELS)
 
 
+def folder_name(name: str) -> str:
+    """Return a name as that of a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.").lower()[:60] or "entrant"
+
+
 def slugs(names: Sequence[str]) -> Iterator[str]:
     """Yield a different name of a folder for each name."""
     used: set[str] = set()
     for name in names:
-        base = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.").lower()[:60] or "entrant"
+        base = folder_name(name)
         slug, number = base, 2
         while slug in used:
             slug, number = f"{base}-{number}", number + 1

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kinfolk.errors import UserError
+from kinfolk.training.meters import physical_index
 from kinfolk.workflows.race_jobs import read_result
 from kinfolk.workflows.race_plan import Job, Plan
 from kinfolk.workflows.race_results import PartialRace
@@ -136,7 +137,7 @@ class Workers:
             used = {self.device_of.get(name) for name in self.running}
             device = next((d for d in self.devices if d not in used), self.devices[0])
             self.device_of[group] = device
-            environment["CUDA_VISIBLE_DEVICES"] = str(device)
+            environment["CUDA_VISIBLE_DEVICES"] = physical_index(torch.device("cuda", device))
         log = (self.out / "logs" / f"{group}.txt").open("ab")
         command = [sys.executable, "-m", "kinfolk.workflows.race_worker", str(self.out), group]
         with log:

@@ -185,7 +185,7 @@ def csv_lines(values: Json) -> Iterator[tuple[Any, ...]]:
         for row in rows:
             labels = row.get("labels", "")
             start = (table, row["entrant"], labels)
-            for seed, value in enumerate(row["seeds"]):
+            for seed, value in zip(row["seed_numbers"], row["seeds"], strict=True):
                 yield (*start, seed, metric, value, "", "")
             yield (*start, "mean", metric, row["mean"], row["low"], row["high"])
 

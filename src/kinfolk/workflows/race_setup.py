@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -33,13 +33,16 @@ from kinfolk.workflows.race_plan import (
     Entrant,
     Plan,
     PlannedEntrant,
+    PlannedTask,
     RaceOptions,
     slugs,
 )
 from kinfolk.workflows.race_schedule import race_jobs
 from kinfolk.workflows.race_scores import parameter_counts
 from kinfolk.workflows.race_tasks import (
+    BATCH_SIZE,
     entrant_config,
+    finetune_steps,
     plan_tasks,
     read_tasks,
     recipe_of,
@@ -101,8 +104,29 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
         machine=machine(options.device, threads),
         kinfolk=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        notes=tuple(note for task in planned for note in task.notes),
+        notes=tuple(plan_notes(planned, options, corpora[""])),
     )
+
+
+def plan_notes(tasks: Sequence[PlannedTask], options: RaceOptions, corpus: Corpus) -> Iterator[str]:
+    """Yield what a reader of the tables should know before a conclusion."""
+    yield (
+        f"N-gram models are outside of the budget: they count all {corpus.tokens:,} tokens of the "
+        "training text once."
+    )
+    for task in tasks:
+        read = BATCH_SIZE * finetune_steps(task.train, task, options.task_steps)
+        if read < task.train:
+            yield (
+                f"{task.name}: networks read {read:,} of the {task.train:,} training rows "
+                f"(--task-steps {options.task_steps}), baselines without a network all of them."
+            )
+        if len(task.labels) > 1:
+            yield (
+                f"{task.name}: beside k labels for training, at most k development rows choose the "
+                "checkpoint of a network; baselines without a network do not need them."
+            )
+        yield from task.notes
 
 
 def check_entrant(entrant: Entrant, options: RaceOptions, kinds: Sequence[type[Any]]) -> None:

@@ -51,8 +51,8 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
     for method, compared in scores.items():
         where = TEXT if method == LIKELIHOOD else f"{TEXT} ({method})"
         table = Table(BITS_PER_BYTE, compared, counted, baselines)
-        for name, interval in table.intervals.items():
-            row = interval_row(name, interval)
+        for name in table.intervals:
+            row = table.row(name)
             rows.append({**row, "kind": found[name][0], "words": found[name][1]})
         differences += table.differences
         sentences += table.sentences(where, plan.options.seeds)
@@ -75,6 +75,7 @@ class Table:
         self.fixed = [name for name in fixed if name in by_seed]
         self.baselines = [name for name in baselines if name in by_seed]
         by_seed = {n: s[:1] if n in self.fixed else s for n, s in by_seed.items()}
+        self.seed_numbers = {n: sorted(scores[n])[: len(s)] for n, s in by_seed.items()}
         self.intervals: dict[str, Interval] = {
             name: summarize(metric, seeds, fixed=name in self.fixed)
             for name, seeds in by_seed.items()
@@ -84,6 +85,19 @@ class Table:
             if len(by_seed) > 1
             else []
         )
+
+    def row(self, name: str) -> Json:
+        """Return the score of an entrant; seeds whose training failed have none."""
+        interval = self.intervals[name]
+        return {
+            "entrant": name,
+            "mean": interval.value,
+            "low": interval.low,
+            "high": interval.high,
+            "spread": interval.spread,
+            "seeds": list(interval.scores),
+            "seed_numbers": self.seed_numbers[name],
+        }
 
     def sentences(self, where: str, seeds: int) -> list[str]:
         """Return what the differences show."""
@@ -97,18 +111,6 @@ class Table:
             baselines=self.baselines,
             scale=scale,
         )
-
-
-def interval_row(name: str, interval: Interval) -> Json:
-    """Return the score of an entrant."""
-    return {
-        "entrant": name,
-        "mean": interval.value,
-        "low": interval.low,
-        "high": interval.high,
-        "spread": interval.spread,
-        "seeds": list(interval.scores),
-    }
 
 
 # Tasks
@@ -140,12 +142,12 @@ def task_table(
                    for name in scores}  # fmt: skip
         scored += [
             {
-                **interval_row(name, interval),
+                **table.row(name),
                 "labels": labels,
                 "seconds": float(np.mean(seconds[name])),
                 "baseline": name in stood_beside,
             }
-            for name, interval in table.intervals.items()
+            for name in table.intervals
         ]
         differences += [{"labels": labels, **asdict(d)} for d in table.differences]
         where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
