@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,8 +29,9 @@ from kinfolk.workflows.race_data import (
     task_files,
     write_splits,
 )
-from kinfolk.workflows.race_plan import Entrant, RaceOptions, parse_labels, slugs
-from kinfolk.workflows.race_tables import Table
+from kinfolk.workflows.race_plan import Entrant, PlannedEntrant, RaceOptions, parse_labels, slugs
+from kinfolk.workflows.race_results import command_line, rarer_options
+from kinfolk.workflows.race_tables import Table, prediction_units, score_words
 from support.runs import text
 
 
@@ -59,6 +61,36 @@ def options(*tasks: Path | str, **others: object) -> RaceOptions:
 )
 def test_entrants_are_parsed(given: str, expected: Entrant) -> None:
     assert Entrant.parse(given) == expected
+
+
+def test_the_command_of_a_page_has_every_option_that_was_given() -> None:
+    entrants = (Entrant.parse("one=bert/nano objective=mlm"), Entrant.parse("gpt2"))
+    options = RaceOptions(
+        entrants, ("my notes",), "tokens", 12_345_678.0, length=64, labels=("16", "all"),
+        own_tokenizers=True, probes=False, columns="a,b",
+    )  # fmt: skip
+    line = " ".join(rarer_options(options))
+    assert line == "--columns a,b --labels 16,all --length 64 --own-tokenizers --no-probes"
+    plan = SimpleNamespace(options=options)
+    assert command_line(plan) == (  # type: ignore[arg-type]
+        "kinfolk compare 'one=bert/nano objective=mlm' gpt2/tiny --corpus 'my notes' "
+        f"--tokens 12345678 --seeds 3 {line} -o RACE"
+    )
+
+
+def test_pseudo_likelihoods_are_compared_within_their_units() -> None:
+    def units(words: str, corpus: str = "a", **objective: float) -> str:
+        recipe = {"objective": objective}
+        return prediction_units(
+            PlannedEntrant("x", "x", "t5/nano", corpus=corpus, recipe=recipe), words
+        )
+
+    spans, tokens = "pseudo-likelihood, each span", "pseudo-likelihood, each token"
+    assert units(spans, mean_span_length=3) != units(spans, mean_span_length=1)
+    assert units(tokens, mask_rate=0.1) == units(tokens, mask_rate=0.2)
+    assert units(tokens, corpus="a") != units(tokens, corpus="b")
+    electra = PlannedEntrant("x", "x", "electra/nano", objective="rtd")
+    assert score_words(electra, {"words": tokens}) == tokens.replace(",", " of the generator,")
 
 
 def test_scores_keep_the_numbers_of_their_seeds() -> None:

@@ -165,14 +165,17 @@ def chosen_rate(context: JobContext) -> float | None:
 
 
 def train_or_resume(recipe: Recipe, folder: Path, on_progress: OnProgress) -> dict[str, Any]:
-    """Train a run to its end, from where it was interrupted; return the resources it used."""
-    callbacks = [ShareOfSteps(on_progress)]
+    """Train a run to its end, from where it was interrupted; return the resources it used.
+
+    The energy of the part before an interruption is not known, and so neither is the sum.
+    """
+    callbacks, is_new = [ShareOfSteps(on_progress)], not (folder / "recipe.json").is_file()
     with measure(recipe.train.device) as usage:
-        if not (folder / "recipe.json").is_file():
+        if is_new:
             pretrain(recipe, folder, callbacks=callbacks)
         elif not is_complete(folder, ("report.html",)):
             resume(folder, callbacks=callbacks)
-    return {"peak_bytes": usage.peak_bytes, "joules": usage.joules}
+    return {"peak_bytes": usage.peak_bytes, "joules": usage.joules if is_new else None}
 
 
 def is_complete(folder: Path, results: Sequence[str]) -> bool:

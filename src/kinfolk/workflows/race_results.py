@@ -4,6 +4,7 @@ import csv
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from kinfolk.files import new_file
 from kinfolk.reports.page import write
 from kinfolk.reports.race_page import render
 from kinfolk.workflows.race_jobs import read_result
-from kinfolk.workflows.race_plan import Plan, PlannedEntrant, write_json
+from kinfolk.workflows.race_plan import Plan, PlannedEntrant, RaceOptions, write_json
 from kinfolk.workflows.race_tables import Json, Results, likelihood_table, task_table
 
 SCHEMA = 1
+# Options that every command has, and those of Python alone.
+COMMON_OPTIONS = ("entrants", "corpus", "budget_kind", "budget_amount", "tasks", "seeds")
+PYTHON_OPTIONS = ("probe_seeds", "baselines")
 COLUMNS = ("table", "entrant", "labels", "seed", "metric", "value", "low", "high")
 
 
@@ -62,13 +66,32 @@ def write_race(race: Path, plan: Plan) -> Json:
 
 
 def command_line(plan: Plan) -> str:
-    """Return the command that asks for the same comparison, without rarer options."""
+    """Return the command that asks for the same comparison."""
     options = plan.options
     words = [shlex.quote(entrant_text(entrant)) for entrant in options.entrants]
     words += [part for path in options.corpus for part in ("--corpus", shlex.quote(path))]
     words += [part for path in options.tasks for part in ("--task", shlex.quote(path))]
-    words += [f"--{options.budget_kind}", f"{options.budget_amount:g}"]
-    return " ".join(["kinfolk compare", *words, "--seeds", str(options.seeds), "-o RACE"])
+    amount = options.budget_amount
+    words += [f"--{options.budget_kind}", f"{int(amount) if amount.is_integer() else amount}"]
+    words += ["--seeds", str(options.seeds), *rarer_options(options)]
+    return " ".join(["kinfolk compare", *words, "-o RACE"])
+
+
+def rarer_options(options: RaceOptions) -> Iterator[str]:
+    """Yield the options that differ from their defaults, as a command takes them."""
+    for option in fields(options):
+        value, name = vars(options)[option.name], f"--{option.name.replace('_', '-')}"
+        if option.name in (*COMMON_OPTIONS, *PYTHON_OPTIONS) or value == option.default:
+            continue
+        if option.name == "probes":
+            yield "--no-probes"
+        elif value is True:
+            yield name
+        else:
+            yield from (
+                name,
+                ",".join(value) if option.name == "labels" else shlex.quote(f"{value}"),
+            )
 
 
 def entrant_text(entrant: Any) -> str:

@@ -1,5 +1,6 @@
 """The tables of race.json: scores of entrants on the same rows, and their differences."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.verdicts import unit_of, verdict_sentences
 from kinfolk.tasks.task import task_class
 from kinfolk.workflows.race_data import read_stored
-from kinfolk.workflows.race_plan import ALL_LABELS, Plan, PlannedTask
+from kinfolk.workflows.race_plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
 from kinfolk.workflows.race_scores import BASELINE, LIKELIHOOD, PSEUDO, main_metric, odd_documents
 
 TEXT = "the held-out text"
@@ -32,15 +33,19 @@ Scores = dict[str, dict[int, Statistics]]  # by entrant and seed
 def likelihood_table(plan: Plan, results: Results) -> Json:
     """Return bits per byte of every entrant; likelihoods are compared among themselves."""
     found: dict[str, tuple[str, str]] = {}
-    scores: dict[str, Scores] = {}  # of each method that scores can be compared within
+    # Of each method, with its units of prediction, that scores can be compared within.
+    scores: dict[tuple[str, str], Scores] = {}
     for job in plan.jobs:
         if job.kind != "likelihood" or job.name not in results:
             continue
         result = results[job.name]
         if plan.options.search:
             result = odd_documents(result)
-        found[job.entrant] = result["kind"], result["words"]
-        method = result["words"] if result["kind"] == PSEUDO else LIKELIHOOD
+        words = score_words(plan.entrant_of[job.entrant], result)
+        found[job.entrant] = result["kind"], words
+        method = LIKELIHOOD, ""
+        if result["kind"] == PSEUDO:
+            method = words, prediction_units(plan.entrant_of[job.entrant], words)
         statistics = document_statistics(result["documents"])
         scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
     counted = [e.name for e in plan.entrants if e.counted]
@@ -48,8 +53,8 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
     rows: list[Json] = []
     differences: list[Difference] = []
     sentences: list[str] = []
-    for method, compared in scores.items():
-        where = TEXT if method == LIKELIHOOD else f"{TEXT} ({method})"
+    for (words, _), compared in scores.items():
+        where = TEXT if words == LIKELIHOOD else f"{TEXT} ({words})"
         table = Table(BITS_PER_BYTE, compared, counted, baselines)
         for name in table.intervals:
             row = table.row(name)
@@ -62,6 +67,24 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
         "differences": [asdict(d) for d in differences],
         "verdicts": sentences,
     }
+
+
+def score_words(entrant: PlannedEntrant, result: Json) -> str:
+    """Return how a score was computed; that of ELECTRA is one of its generator."""
+    words = str(result["words"])
+    return (
+        words.replace(PSEUDO, f"{PSEUDO} of the generator") if entrant.objective == "rtd" else words
+    )
+
+
+def prediction_units(entrant: PlannedEntrant, words: str) -> str:
+    """Return what a pseudo-likelihood predicts at once: only scores of the same units are compared.
+
+    A shorter token, or a shorter span, is easier to predict from the text on both sides.
+    """
+    objective = (entrant.recipe or {}).get("objective", {})
+    spans = [objective.get(key) for key in ("mean_span_length", "mask_rate")]
+    return json.dumps([entrant.corpus, spans if "span" in words else None])
 
 
 class Table:
