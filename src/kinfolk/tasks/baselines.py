@@ -89,7 +89,7 @@ def baseline_names(task: Task, rows: Sequence[Any]) -> tuple[str, ...]:
 
 def fit_values(task: Task, name: str, train: Sequence[Any], test: Sequence[Any]) -> list[Any]:
     """Fit one baseline on training rows; return its predictions for test rows."""
-    return matching_fits(task, train)[name](task, limit_rows(task, train))(test)
+    return matching_fits(task, train)[name](task, train)(test)
 
 
 def limit_rows(task: Task, rows: Sequence[Any]) -> Sequence[Any]:
