@@ -14,9 +14,9 @@ from kinfolk.tasks.baselines import baseline_names
 from kinfolk.tasks.formulations.choose import choose_formulation
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.finetune import fit_formulation
 from kinfolk.workflows.finetune_defaults import default_steps
 from kinfolk.workflows.finetune_recipe import InitialWeights
+from kinfolk.workflows.finetune_setup import fit_formulation
 from kinfolk.workflows.race_data import TaskRows, read_task, stored_dataset, write_splits
 from kinfolk.workflows.race_plan import Plan, PlannedEntrant, PlannedTask, RaceOptions, slugs
 from kinfolk.workflows.recipe import Recipe

@@ -30,8 +30,9 @@ from kinfolk.tasks.unlabelled import UnlabelledText, unlabelled_text
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
-from kinfolk.workflows.finetune import finetune, fit_formulations, make_recipe
+from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
+from kinfolk.workflows.finetune_setup import fit_formulations, make_recipe
 from kinfolk.workflows.folders import (
     RESUME,
     check_new_folder,
