@@ -18,8 +18,6 @@ from kinfolk.metrics.comparison import (
 from kinfolk.metrics.metric import Metric, Statistics, with_counts
 from kinfolk.metrics.text import BLEU, Perplexity
 from kinfolk.metrics.verdicts import (
-    label_curve_sentence,
-    pseudo_likelihood_note,
     undecided_groups,
     unit_of,
     verdict_sentences,
@@ -237,26 +235,8 @@ def test_no_winner_is_named_where_an_interval_includes_0() -> None:
         assert bool(ahead) == bool(winners)
 
 
-def test_the_curve_of_labels_is_one_sentence() -> None:
-    tables = {
-        "16": table_of("tab", []),
-        "64": table_of("abt", ["at"]),
-        "all": table_of("abt", ["ab", "at"]),
-    }
-    assert label_curve_sentence("triage.tsv", tables, baselines=["t"]) == (
-        "on triage.tsv, with 16 labels t (a baseline) has the best mean, and is not shown to be "
-        "ahead of any other; with 64 labels a has the best mean, and no difference from b is "
-        "shown; with all labels a is ahead of all others"
-    )
-    assert label_curve_sentence("triage.tsv", {"16": []}) == ""
-
-
 def test_units_of_metrics() -> None:
     assert unit_of(Accuracy()) == ("points", 100)
     assert unit_of(BLEU) == ("points", 1)
     assert unit_of(BITS_PER_BYTE) == ("bits per byte", 1)
     assert unit_of(Perplexity()) == ("perplexity", 1)
-
-
-def test_pseudo_likelihoods_are_set_apart_by_name() -> None:
-    assert pseudo_likelihood_note(["bert/tiny", "t5/tiny"]).startswith("bert/tiny and t5/tiny: ")

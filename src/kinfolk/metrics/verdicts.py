@@ -190,39 +190,6 @@ def baseline_sentences(
     return sentences + ahead_sentences(wording, [d for d in differences if d.second == baseline])
 
 
-def label_curve_sentence(
-    where: str, tables: Mapping[str, Sequence[Difference]], *, baselines: Collection[str] = ()
-) -> str:
-    """Return who leads with how many labels; `tables` has the differences for each number."""
-    clauses = []
-    for labels, differences in tables.items():
-        if not differences:
-            continue
-        best = differences[0].first  # pairs are in the order of the scores
-        own = [d for d in differences if d.first == best]
-        equals = [d.second for d in own if not d.shown]
-        named = f"{best} (a baseline)" if best in baselines else best
-        if not equals:
-            clause = f"{named} is ahead of {'all others' if len(own) > 1 else own[0].second}"
-        elif len(equals) == len(own) > 1:
-            clause = f"{named} has the best mean, and is not shown to be ahead of any other"
-        else:
-            clause = (
-                f"{named} has the best mean, and no difference from {join_words(equals, 'or')} "
-                "is shown"
-            )
-        clauses.append(f"with {labels} labels {clause}")
-    return f"on {where}, {'; '.join(clauses)}" if clauses else ""
-
-
-def pseudo_likelihood_note(entrants: Sequence[str]) -> str:
-    """Return why some scores are not in the ranking of likelihoods."""
-    return (
-        f"{join_words(entrants)}: a pseudo-likelihood predicts tokens from the text on both sides. "
-        "It is not the probability of the text, and is not ranked against likelihoods"
-    )
-
-
 def better_by(d: Difference) -> tuple[float, float, float]:
     """Return by how much the first entrant is better, with the interval, whatever the metric."""
     return (d.value, d.low, d.high) if d.value >= 0 else (-d.value, -d.high, -d.low)

@@ -98,9 +98,3 @@ class FlopCounter:
     def total(self) -> int:
         """The FLOPs so far."""
         return int(self.mode.get_total_flops())
-
-    @property
-    def by_operation(self) -> dict[str, int]:
-        """The FLOPs so far of each operation that was counted."""
-        counts = self.mode.get_flop_counts().get("Global", {})
-        return {str(operation): count for operation, count in counts.items()}

@@ -156,7 +156,7 @@ class TrainStep:
             return loss, loss.mean(counts)
         loss = self.forward(batch.to(self.device))
         mean = loss.mean(counts)
-        mean.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(mean)
         return loss, mean.detach()
 
     def state_dict(self) -> dict[str, Any]:

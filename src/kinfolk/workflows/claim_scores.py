@@ -239,11 +239,11 @@ def job_result(race: Path, job: Job) -> Mapping[str, Any]:
 
 def probe_difference(claim: Claim, part: Part, race: Path, plan: Plan) -> Measured:
     """Return how many layers pretraining moves the second task above the first."""
-    centers = {
+    centers: dict[str, list[float]] = {
         need: probe_centers(race, plan, task.slug)
         for need, task in zip(claim.tasks, plan.tasks, strict=True)
     }
-    first, second = centers[part.first], centers[part.second]  # type: ignore[index]
+    first, second = centers[part.first], centers[part.second]
     value, half = seed_interval([b - a for a, b in zip(first, second, strict=True)])
     scores = {part.first: tuple(first), part.second: tuple(second)}
     return Measured(value, value - half, value + half, len(first), scores)

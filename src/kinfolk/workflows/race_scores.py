@@ -1,5 +1,6 @@
 """What the jobs of a comparison measure: likelihood by document, curves and costs of a run."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kinfolk.batch import Loss
+from kinfolk.batch import Loss, SegmentMemory
 from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import evaluation_dataset
@@ -122,16 +123,19 @@ def development_documents(held_out: TokenizedDocuments) -> InMemoryDocuments:
 @torch.no_grad()
 def development_loss(run: Path, recipe: Recipe) -> float:
     """Return the loss of the objective on every second held-out document: none that is scored."""
-    evaluation = open_evaluation(run, Path(recipe.corpora[0].corpus) / "holdout", None)
+    holdout = Path(recipe.corpora[0].corpus) / "holdout"
+    evaluation = open_evaluation(run, holdout, None, device=recipe.train.device)
     documents = development_documents(evaluation.documents)
     dataset = evaluation_dataset(recipe.objective, documents, rows=recipe.train.batch_size)
-    total, counts = Loss({}), dict[str, int]()
+    total, counts = Loss({}), Counter[str]()
     model = evaluation.model.eval()
     device = next(model.parameters()).device
+    memory: SegmentMemory | None = None
     for number in range(len(dataset)):
-        batch = dataset[number].to(device)
-        total = total + recipe.objective.loss(model, batch)
-        counts = {name: counts.get(name, 0) + count for name, count in batch.counts.items()}
+        batch = dataset[number].to(device).with_memory(memory)
+        loss = recipe.objective.loss(model, batch)
+        total, memory = total + loss, loss.memory
+        counts.update(batch.counts)
     return float(total.mean(counts))
 
 

@@ -1,7 +1,7 @@
 """The labelled files of a comparison: who can solve them, with which settings and baselines."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,13 @@ def read_tasks(options: RaceOptions) -> list[TaskRows]:
     """Read all labelled files; two of one name are told apart by their folders."""
     tasks = [read_task(text, options) for text in options.tasks]
     names = [task.name for task in tasks]
-    for task, text in zip(tasks, options.tasks, strict=True):
-        if names.count(task.name) > 1:
-            path = Path(text.split(",")[0])
-            object.__setattr__(task, "name", f"{path.parent.name}/{path.name}")
-    return tasks
+    paths = [Path(text.split(",")[0]) for text in options.tasks]
+    return [
+        replace(task, name=f"{path.parent.name}/{path.name}")
+        if names.count(task.name) > 1
+        else task
+        for task, path in zip(tasks, paths, strict=True)
+    ]
 
 
 def plan_task(

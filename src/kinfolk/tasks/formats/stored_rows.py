@@ -1,4 +1,4 @@
-"""Rows of any task as JSON lines, as `write_stored_rows` writes them: for splits of other files.
+"""Rows of any task as JSON lines, as `stored_rows` writes them: for splits of other files.
 
 The format is never detected: a `FileSpec` names it.
 """
