@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from kinfolk import UserError
+from kinfolk.data.corpus import Corpus
 from kinfolk.metrics.classification import Accuracy
+from kinfolk.objectives.evaluation import score_documents
 from kinfolk.rng import text_uniform
 from kinfolk.tasks.classification import Classification
 from kinfolk.tasks.rows import (
@@ -18,6 +20,8 @@ from kinfolk.tasks.rows import (
     QuestionRow,
     TaggedSentence,
 )
+from kinfolk.workflows.load import load
+from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.race_data import (
     TaskRows,
     TextSource,
@@ -31,8 +35,10 @@ from kinfolk.workflows.race_data import (
 )
 from kinfolk.workflows.race_plan import Entrant, PlannedEntrant, RaceOptions, parse_labels, slugs
 from kinfolk.workflows.race_results import command_line, rarer_options
+from kinfolk.workflows.race_scores import development_documents, development_loss
 from kinfolk.workflows.race_tables import Table, prediction_units, score_words
-from support.runs import text
+from kinfolk.workflows.recipe import recipe
+from support.runs import Home, text
 
 
 def options(*tasks: Path | str, **others: object) -> RaceOptions:
@@ -235,3 +241,15 @@ def test_a_corpus_without_held_out_documents_is_refused(tmp_path: Path) -> None:
     (home.corpus / "holdout").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="no held-out documents, which are scored"):
         TextSource.open(options(corpus=(str(home.corpus),)))
+
+
+def test_a_search_carries_the_memory_from_batch_to_batch(home: Home, tmp_path: Path) -> None:
+    chosen = recipe(
+        "transformer_xl/nano", home.corpus, length=16, steps=2, batch_size=2, device="cpu"
+    )
+    run = pretrain(chosen, tmp_path / "run")
+    model, _ = load(run)
+    held_out = Corpus.open(Path(chosen.corpora[0].corpus) / "holdout")
+    documents = development_documents(held_out)
+    expected = score_documents(model, chosen.objective, documents, 1, rows=2).loss
+    assert development_loss(run, chosen) == pytest.approx(expected, rel=1e-5)
