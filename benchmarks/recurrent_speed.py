@@ -348,7 +348,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, default=30_000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--length", type=int, default=70)
-    parser.add_argument("--workers", type=int, default=0, help="data loader processes of ours")
+    parser.add_argument("--workers", type=int, help="data loader processes of ours")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each row of the table")
     parser.add_argument("--precision", default="", help="float32, bfloat16; default: both on CUDA")
     parser.add_argument("--profile", action="store_true", help="print the time of host and device")

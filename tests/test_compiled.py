@@ -17,7 +17,7 @@ from kinfolk.training.step import Learner
 # torch's tracer instantiates autograd functions, and torch warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
-STATIC = [m for m in families().values() if m.model.static_shapes]
+STATIC = [m for m in families().values() if m.model.static_shapes and m.name != "ngram"]  # counted
 PAIRS = [(m.name, way) for m in STATIC for way in m.objectives]
 # Tracing takes seconds: every member by its own way, and every way by some member.
 OWN = {next(iter(m.objectives)): m.name for m in STATIC}

@@ -524,3 +524,16 @@ def test_every_field_of_a_recipe_has_a_help_text() -> None:
             assert field.rule
     lr = describe(TrainConfig)["lr"]
     assert (lr.rule, lr.help, lr.default) == ("a number, above 0", "peak learning rate", 5e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "cpus", "expected"),
+    [(None, 16, 4), (None, 8, 2), (None, 2, 1), (0, 16, 0), (7, 2, 7)],
+)
+def test_batches_for_cuda_are_made_by_processes(
+    given: int | None, cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinfolk.training.config.available_cpus", lambda: cpus)
+    train = TrainConfig(workers=given)
+    assert train.loader_processes(cuda=True) == expected
+    assert train.loader_processes(cuda=False) == (given or 0)

@@ -124,7 +124,9 @@ def test_a_published_size_has_the_settings_of_its_paper() -> None:
             with case(who.name):
                 published = [size for size in who.sizes if size not in STANDARD_SIZES]
                 assert list(who.paper_training) == published
-                assert all(who.train(size) is who.training for size in STANDARD_SIZES)
+                for size in STANDARD_SIZES:
+                    train = who.train(size)
+                    assert train == replace(who.training, lr=train.lr) and train.lr <= 2e-2
                 assert all(isinstance(who.train(size), TrainConfig) for size in published)
 
 
@@ -245,3 +247,13 @@ def test_a_map_and_a_network_that_differ_are_told_by_the_parameter() -> None:
     del state["final_norm.bias"]
     with pytest.raises(AssertionError, match=r"the network or its map lacks final_norm\.bias"):
         gpt2.hf.parameters(c).to_hf(state)
+
+
+@pytest.mark.parametrize("size", ["nano", "tiny", "mini", "small", "base", "large"])
+def test_wide_networks_of_the_standard_sizes_have_lower_rates(size: str) -> None:
+    """At 1e-3, BERT of hidden size 256 never left the loss of a unigram model."""
+    width = families()["bert"].config(size).hidden_size
+    encoder, decoder = families()["bert"].train(size).lr, families()["gpt2"].train(size).lr
+    assert encoder == pytest.approx(min(1e-3, 0.128 / width), rel=0.05)
+    assert decoder == pytest.approx(min(1e-3, 0.256 / width), rel=0.05)
+    assert families()["bert"].train("bert-base-uncased").lr == 1e-4

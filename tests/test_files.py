@@ -1,11 +1,13 @@
 """Files and folders are there whole or not at all, whatever goes wrong on the way."""
 
+import fcntl
 import hashlib
 import os
 import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,6 +172,42 @@ def test_two_processes_do_not_write_one_new_folder(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError, match="another process"), new_folder(path):
             pass
     assert (path / "recipe.json").read_text() == "first" and names(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize(("owner", "name"), [(os, "open"), (fcntl, "flock")])
+def test_a_new_folder_that_another_process_finishes_before_it_is_locked_is_refused(
+    owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, call = tmp_path / "run", getattr(owner, name)
+
+    def finished_by_another(*arguments: Any, **named: Any) -> Any:
+        if not path.exists():
+            (partial_path(path) / "recipe.json").write_text("first")
+            partial_path(path).rename(path)
+        return call(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, finished_by_another)
+    with pytest.raises(FileExistsError, match="this folder exists by now"), new_folder(path):
+        raise AssertionError("two processes write one folder")
+    assert (path / "recipe.json").read_text() == "first" and names(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize(("owner", "name"), [(os, "open"), (fcntl, "flock")])
+def test_a_new_folder_that_another_process_gives_up_is_made_again(
+    owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, call, removed = tmp_path / "run", getattr(owner, name), []
+
+    def removed_by_another(*arguments: Any, **named: Any) -> Any:
+        if not removed:
+            partial_path(path).rmdir()
+            removed.append(1)
+        return call(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, removed_by_another)
+    with new_folder(path) as folder:
+        (folder / "recipe.json").write_text("second")
+    assert (path / "recipe.json").read_text() == "second" and names(tmp_path) == ["run"]
 
 
 def test_a_lock_file_is_refused_while_another_process_holds_it(tmp_path: Path) -> None:

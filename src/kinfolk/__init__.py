@@ -11,6 +11,7 @@
 Data
     train_tokenizer   train a tokenizer on text files
     prepare           tokenize text files into a corpus
+    merge_shards      join the shards of a corpus
     task_dataset      describe labelled rows: files, lists of dictionaries or DataFrames
 Models
     families          families.families(), families.family(name), families.register(FAMILY)
@@ -18,10 +19,12 @@ Models
     logits            scores of one sequence of token ids
 Training
     recipe            model, objective, corpora and settings of a pretraining run
+    lr_find           try rising learning rates, and suggest one
     pretrain          train a model by a recipe
     finetune          train a model on labelled rows
     resume            continue an interrupted run
     finetune_in_stages, resume_stages   text of the task first, then its labels
+    verify_resume     kill a run, resume it, and compare it with an uninterrupted one
 Use
     generate, stream  text for a prompt, whole or chunk by chunk
     fill              the text of each [MASK]
@@ -44,6 +47,7 @@ from kinfolk.version import __version__ as __version__
 if TYPE_CHECKING:
     from kinfolk import families
     from kinfolk.data.corpus import Corpus
+    from kinfolk.data.merge import merge_shards
     from kinfolk.data.prepare import prepare, train_tokenizer
     from kinfolk.errors import UserError
     from kinfolk.generation.config import GenerationConfig
@@ -58,10 +62,12 @@ if TYPE_CHECKING:
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.generate import fill, generate, stream
     from kinfolk.workflows.load import load, logits, save
+    from kinfolk.workflows.lr_find import lr_find
     from kinfolk.workflows.predict import load_predictor, predict
     from kinfolk.workflows.pretrain import pretrain, resume
     from kinfolk.workflows.recipe import Recipe, recipe
     from kinfolk.workflows.stages import finetune_in_stages, resume_stages
+    from kinfolk.workflows.verify_resume import verify_resume
 
 __all__ = [
     "Callback",
@@ -84,6 +90,8 @@ __all__ = [
     "load",
     "load_predictor",
     "logits",
+    "lr_find",
+    "merge_shards",
     "predict",
     "prepare",
     "pretrain",
@@ -96,10 +104,12 @@ __all__ = [
     "stream",
     "task_dataset",
     "train_tokenizer",
+    "verify_resume",
 ]
 
 _MODULES = {
     "data.corpus": ["Corpus"],
+    "data.merge": ["merge_shards"],
     "data.prepare": ["prepare", "train_tokenizer"],
     "errors": ["UserError"],
     "generation.config": ["GenerationConfig"],
@@ -114,10 +124,12 @@ _MODULES = {
     "workflows.finetune": ["finetune"],
     "workflows.generate": ["fill", "generate", "stream"],
     "workflows.load": ["load", "logits", "save"],
+    "workflows.lr_find": ["lr_find"],
     "workflows.predict": ["load_predictor", "predict"],
     "workflows.pretrain": ["pretrain", "resume"],
     "workflows.recipe": ["Recipe", "recipe"],
     "workflows.stages": ["finetune_in_stages", "resume_stages"],
+    "workflows.verify_resume": ["verify_resume"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -68,9 +68,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     partial = partial_path(path)
     new_parents = [folder for folder in path.parents if not folder.exists()]
-    partial.mkdir(parents=True, exist_ok=True)
-    with folder_lock(partial, wait=False):
+    with _new_locked_folder(partial):
         try:
+            if path.is_dir() and any(path.iterdir()):
+                raise _exists_error(path)
             for leftover in partial.iterdir():  # of a killed process
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield partial
@@ -83,14 +84,34 @@ def new_folder(path: Path) -> Iterator[Path]:
             raise
 
 
+@contextmanager
+def _new_locked_folder(path: Path) -> Iterator[None]:
+    """Create a folder and lock it, again where another process renames or removes it meanwhile."""
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                handle = stack.enter_context(folder_lock(path, wait=False))
+                locked = os.path.samestat(os.fstat(handle), path.stat())
+            except FileNotFoundError:
+                continue
+            if locked:
+                yield
+                return
+
+
 def _rename_to_new(partial: Path, path: Path) -> None:
     try:
         partial.rename(path)  # replaces an empty folder
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        problem = "this folder exists by now: choose another one"
-        raise FileExistsError(errno.EEXIST, problem, str(path)) from None
+        raise _exists_error(path) from None
+
+
+def _exists_error(path: Path) -> FileExistsError:
+    problem = "this folder exists by now: choose another one"
+    return FileExistsError(errno.EEXIST, problem, str(path))
 
 
 def replace_link(link: Path, target: str) -> None:
@@ -111,8 +132,10 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[int]:
     """Hold an exclusive lock on a folder; the system frees it when the process ends.
+
+    Returns the open folder, which may have been renamed or removed before it was locked.
 
     Forked children do not hold it, so that it does not outlive the process. Without `wait`,
     BlockingIOError is raised where another process holds it.
@@ -127,7 +150,7 @@ def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
             raise BlockingIOError(error.errno, problem, str(folder)) from None
         except OSError:
             pass  # some network file systems have no locks
-        yield
+        yield handle
     finally:
         if handle in _held:
             _held.remove(handle)

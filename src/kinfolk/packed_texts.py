@@ -32,13 +32,13 @@ class WholeRows:
         """Draw what is dropped from each text, the same for all its tokens."""
         return F.dropout(x.new_ones(1, *x.shape[1:]), rate)
 
-    def first_states(self, of_rows: Tensor) -> Tensor:
+    def initial_states(self, row_states: Tensor) -> Tensor:
         """Return the state that each text starts from, by those before its row."""
-        return of_rows.contiguous()  # which cuDNN requires
+        return row_states.contiguous()  # which cuDNN requires
 
-    def last_states(self, of_texts: Tensor) -> Tensor:
+    def final_states(self, text_states: Tensor) -> Tensor:
         """Return the state at the end of each row."""
-        return of_texts
+        return text_states
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,17 +107,17 @@ class PackedTexts:
             0, self.text_ids
         )
 
-    def first_states(self, of_rows: Tensor) -> Tensor:
+    def initial_states(self, row_states: Tensor) -> Tensor:
         """Return the state that each text starts from, by those before its row."""
-        return of_rows.new_zeros(len(of_rows), self.num_texts, of_rows.shape[2]).index_copy(
-            1, self.first_texts, of_rows.index_select(1, self.first_rows)
-        )
+        return row_states.new_zeros(
+            len(row_states), self.num_texts, row_states.shape[2]
+        ).index_copy(1, self.first_texts, row_states.index_select(1, self.first_rows))
 
-    def last_states(self, of_texts: Tensor) -> Tensor:
+    def final_states(self, text_states: Tensor) -> Tensor:
         """Return the state at the end of each row; zero where it ends in padding."""
-        return of_texts.new_zeros(len(of_texts), self.shape[0], of_texts.shape[2]).index_copy(
-            1, self.last_rows, of_texts.index_select(1, self.last_texts)
-        )
+        return text_states.new_zeros(
+            len(text_states), self.shape[0], text_states.shape[2]
+        ).index_copy(1, self.last_rows, text_states.index_select(1, self.last_texts))
 
     @property
     def num_texts(self) -> int:

@@ -15,7 +15,10 @@ from kinfolk.cli import main
 from support.runs import text
 
 SMALL = ["--tokens", "4000", "--length", "16", "--batch-size", "4", "--device", "cpu"]
-TIMES = {"seconds", "tokens_per_second", "peak_bytes", "joules", "created", "total_seconds"}
+TIMES = {
+    *("seconds", "seconds_range", "tokens_per_second", "peak_bytes", "joules"),
+    *("created", "total_seconds", "measured"),
+}
 
 
 @pytest.fixture

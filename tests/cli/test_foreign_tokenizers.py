@@ -5,6 +5,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -14,6 +15,8 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from kinfolk.config import read_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import prepare
+from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.generation.prompts import build_prompt
 from kinfolk.text import Tokenizer
 from kinfolk.text.tokenizer import glm_tokens
 from kinfolk.workflows.pretrain import pretrain
@@ -235,7 +238,23 @@ def test_the_roles_of_glms_own_tokens_are_known(tmp_path: Path) -> None:
 def test_a_vocabulary_of_bert_ends_the_texts_of_a_decoder_with_sep(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(bert(tmp_path))
     assert tokenizer.with_end_token(("cls",)) is tokenizer
-    with pytest.warns(UserWarning, match=r"texts end with '\[SEP\]' \(id 3\)"):
+    with pytest.warns(
+        UserWarning, match=r"texts end with '\[SEP\]' \(id 3\) and begin with '\[CLS\]'"
+    ):
         ended = tokenizer.with_end_token(("eos",))
     assert ended.special_tokens.eos == tokenizer.special_tokens.sep
+    assert ended.special_tokens.bos == tokenizer.special_tokens.cls
     assert ended.fingerprint == tokenizer.fingerprint
+
+
+def test_texts_of_a_decoder_with_a_vocabulary_of_bert_end_with_sep(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(bert(tmp_path))
+    special_tokens = tokenizer.special_tokens
+    sizes: dict[str, Any] = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "max_length": 32}
+    model = GPT2Config(vocab_size=tokenizer.vocab_size, **sizes).build()
+    ids = tokenizer.encode("the cat", add_special_tokens=False)
+    for add_bos_token, start in ((True, [special_tokens.cls]), (False, [])):
+        prompt = build_prompt(model, tokenizer, ids, add_bos_token=add_bos_token)
+        assert prompt.prompt == [*start, *ids]
+        assert prompt.eos_ids == {special_tokens.sep}
+        assert prompt.suppress_ids == special_tokens.ids - prompt.eos_ids

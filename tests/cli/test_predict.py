@@ -264,6 +264,8 @@ MISTAKES = [
     ("{mood} {file} --task-number 2", "task_index=2: "),
     ("{mood} {ragged}", "line 3 of {ragged} has 1 columns"),
     ("{mood} {pairs}", "2 texts, but the model was trained on single texts"),
+    ("{scale} {file} --columns sentence,", "1 text, but the model was trained on pairs of texts"),
+    ("{scale} {lines}", "row 1 has 1 text, but the model was trained on pairs of texts"),
     ("{ner} {squad}", "is JSON, not words in columns"),
     ("{mood} {file} --device gpu", "unknown device 'gpu'"),
 ]
@@ -282,6 +284,8 @@ def test_a_mistake_is_one_sentence(
         "tmp": tmp_path,
         "mood": solvers / "mood",
         "ner": solvers / "ner",
+        "scale": solvers / "scale",
+        "lines": tables.write(tmp_path / "lines.txt", ["a day", "a night"]),
         "squad": tables.questions(tmp_path / "squad.json"),
         "pairs": tables.write(tmp_path / "pairs.tsv", ["text1\ttext2", "a day\ta night"]),
         "bert": runs["bert"],

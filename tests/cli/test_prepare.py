@@ -3,13 +3,18 @@
 import gzip
 import io
 import json
+import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kinfolk.data import dedup
 from kinfolk.data.corpus import Corpus
-from support.runs import Home, Kinfolk, tree
+from support.runs import Home, Kinfolk, one_sentence, tree
 
 
 def test_what_is_told_is_what_is_there(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
@@ -148,3 +153,83 @@ def test_skipped_files_are_printed_and_strict_fails(
     assert "skipped 1 file: 1 not text in UTF-8 (photo.jpg)" in said.err
     assert said.out.startswith("corpus: 1 documents")
     assert f"listed in {tmp_path / 'c'}/dropped.jsonl" in said.out
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "expected"),
+    [
+        ("MAX_EVALUATION_FILES", 5, "has more than 5 files: name the files, or a folder with"),
+        ("MAX_EVALUATION_BYTES", 100, "evaluation files of 330 bytes are more than the 100 whose"),
+    ],
+)
+@pytest.mark.parametrize("where", ["tests", "../tests", "tests/a/../.."])
+def test_a_folder_with_too_much_to_decontaminate_with_is_one_sentence(
+    where: str,
+    limit: str,
+    value: int,
+    expected: str,
+    kinfolk: Kinfolk,
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = tmp_path / "tests" / "a"
+    inner.mkdir(parents=True)
+    (inner / "up").symlink_to(tmp_path)
+    for number in range(30):
+        (inner / f"{number}.json").write_text('"some text"')
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here" if where.startswith("..") else tmp_path)
+    monkeypatch.setattr(dedup, limit, value)
+    monkeypatch.setattr(dedup, "read_leniently", None)  # before a file is read
+    start = time.process_time()
+    said = kinfolk(
+        *("prepare", home.text, "--tokenizer", home.tokenizer),
+        *("--decontaminate", where, "-o", tmp_path / "c"),
+    )
+    sentence = one_sentence(said)
+    assert expected in sentence and where in sentence
+    assert time.process_time() - start < 2
+    assert not list(tmp_path.glob("c*"))
+
+
+def test_the_files_of_a_large_folder_are_not_all_listed(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        (tmp_path / "tests" / str(number)).mkdir(parents=True)
+        (tmp_path / "tests" / str(number) / "a.txt").write_text("some text")
+    walked = []
+    walk = os.walk
+
+    def watched(top: Path, **options: Any) -> Iterator[Any]:
+        for found in walk(top, **options):
+            walked.append(found[0])
+            yield found
+
+    monkeypatch.setattr(os, "walk", watched)
+    monkeypatch.setattr(dedup, "MAX_EVALUATION_FILES", 5)
+    said = kinfolk(
+        *("prepare", home.text, "--tokenizer", home.tokenizer),
+        *("--decontaminate", tmp_path / "tests", "-o", tmp_path / "c"),
+    )
+    assert "has more than 5 files" in one_sentence(said)
+    assert len(walked) == 7  # the folder itself and the six files' folders
+
+
+def test_shards_are_merged(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
+    prepare = ("prepare", home.text, "--tokenizer", home.tokenizer, "--holdout", 0.2)
+    shards = [tmp_path / "s1", tmp_path / "s2"]
+    for number, shard in enumerate(shards, 1):
+        said = kinfolk(*prepare, "--shard", f"{number}/2", "-o", shard)
+        assert said.code == 0
+        assert said.out.startswith(f"shard {number}/2: ")
+    said = kinfolk("merge", *shards, "-o", tmp_path / "c")
+    assert said.code == 0
+    assert "held out: " in said.out
+    assert tree(tmp_path / "c") == tree(home.corpus)
+    said = kinfolk("merge", *shards, "-o", tmp_path / "d", "--json")
+    assert json.loads(said.out)["documents"] == Corpus.open(home.corpus).documents
+    said = kinfolk("merge", shards[1], "-o", tmp_path / "e")
+    assert (said.code, said.out) == (2, "")
+    assert "1 of 2 shards is missing (1)" in one_sentence(said)

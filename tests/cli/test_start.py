@@ -41,6 +41,9 @@ COMMANDS = [
     ("prepare {text} --tokenizer {tmp}/none -o {tmp}/new", 2),
     ("prepare {text} --tokenizer {tok} -o {tmp}/new --holdout 2", 2),
     ("prepare {text} --tokenizer {tok} -o {tmp}/new --dedup foo", 2),
+    ("prepare {text} --tokenizer {tok} -o {tmp}/new --shard 3/2", 2),
+    ("merge {tmp}/none -o {tmp}/new", 2),
+    ("merge {corpus} -o {tmp}/new", 2),
     ("pretrain gtp2 --corpus {corpus} -o {tmp}/new", 2),
     ("pretrain gpt2/tyni --corpus {corpus} -o {tmp}/new", 2),
     ("pretrain gpt2 --corpus {corpus}=0 -o {tmp}/new", 2),
@@ -55,6 +58,15 @@ COMMANDS = [
     ("pretrain gpt2 --corpus {corpus}", 2),
     ("pretrain --resume {tmp}", 2),
     ("quickstart -o {corpus}", 2),
+    ("lr-find --help", 0),
+    ("lr-find gpt2 --corpus {tmp}/none", 2),
+    ("lr-find gpt2 --corpus {corpus} --from 1 --to 1e-3", 2),
+    ("lr-find gpt2 --corpus {corpus} --steps 9", 2),
+    ("lr-find gpt2 --corpus {corpus} -o {text}", 2),
+    ("verify-resume --help", 0),
+    ("verify-resume gtp2", 2),
+    ("verify-resume gpt2 --corpus {tmp}/none", 2),
+    ("verify-resume gpt2 --steps 0", 2),
 ]
 CHILD = """
 import sys

@@ -164,6 +164,18 @@ def test_a_folder_that_is_no_evaluation_set_is_refused_before_it_is_read(
         DecontaminationFilter([], [tmp_path])
 
 
+def test_the_text_of_compressed_evaluation_files_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(f"{TEST}\n\n".encode() * 100))
+    monkeypatch.setattr(dedup, "MAX_EVALUATION_BYTES", 2 * 100 * len(TEST))
+    DecontaminationFilter([], [tmp_path])
+    monkeypatch.setattr(dedup, "MAX_EVALUATION_BYTES", 2 * 100 * len(TEST) - 1)
+    with pytest.raises(UserError, match=r"15,400 bytes of text are more than the 15,399 whose n-"):
+        DecontaminationFilter([], [tmp_path])
+
+
 @pytest.mark.parametrize("words", [ENGLISH, CHINESE], ids=["English", "Chinese"])
 def test_documents_with_a_rewritten_passage_are_found_and_others_stay(words: list[str]) -> None:
     rng = random.Random(1)

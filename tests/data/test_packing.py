@@ -73,6 +73,21 @@ def test_two_streams_fill_nine_tenths_of_the_fuller_one(ratio: float) -> None:
     assert sizes.sum(0).max() / (len(pack(sizes, [128, 128])) * 128) > 0.95
 
 
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("noise", [0.1, 0.25, 0.5])
+def test_targets_that_are_never_shorter_fill_nine_tenths_in_both_directions(
+    noise: float, direction: int
+) -> None:
+    """Short English and Japanese sentences: skewed lengths, and more tokens in the target."""
+    rng = np.random.default_rng(0)
+    source = np.clip(rng.lognormal(2.3, 0.5, 10_000), 2, 128).astype(int)
+    target = np.clip(source * 1.15 * rng.lognormal(0, noise, len(source)), source, 128).astype(int)
+    sizes = np.stack([source, target][::direction], axis=1)
+    rows = pack(sizes, [128, 128])
+    assert (target >= source).all() and target.sum() > 1.1 * source.sum()
+    assert target.sum() / (len(rows) * 128) >= 0.9
+
+
 def read(path: Path) -> str:
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opener(path, "rt", encoding="utf-8") as stream:

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
 import torch
 import transformers
-from torch import Tensor
 
 import kinfolk
-from kinfolk.attention_mask import AttentionMask
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.parallel_text import ParallelText, TargetDocuments, write_parallel_corpus
 from kinfolk.errors import UserError
@@ -27,61 +24,18 @@ from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer
 from support.decoding import constrain, write
-from support.peers import ids, inputs, near, open_without_a_word, ragged, shake
-from support.runs import text
-
-VOCAB, END, PAD = 70, 0, 69
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 40,
-    "activation_function": "swish",
-    "scale_embedding": True,
-    "pad_token_id": PAD,
-    "decoder_start_token_id": PAD,
-    "eos_token_id": END,
-    "forced_eos_token_id": END,
-    "max_position_embeddings": 32,
-}
-SOURCES = (12, 3, 8)
-
-
-@torch.no_grad()
-def marian(**fields: Any) -> Any:
-    """Build a network of transformers with random weights and a random bias of the logits."""
-    torch.manual_seed(1)
-    config = transformers.MarianConfig(**SIZES | fields)
-    model: Any = shake(transformers.MarianMTModel(config))
-    for stack in (model.model.encoder, model.model.decoder):
-        stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
-    model.final_logits_bias += torch.randn(
-        config.vocab_size, generator=torch.Generator().manual_seed(3)
-    )
-    return model
-
-
-@torch.no_grad()
-def both_logits(ours: Any, theirs: Any) -> tuple[Tensor, Tensor]:
-    """Return the logits of padded sources and targets, without padding."""
-    source, document = ragged(SOURCES), ragged()
-    tokens, read = ids(VOCAB), ids(VOCAB, length=max(SOURCES))
-    pair = inputs(
-        tokens,
-        AttentionMask.causal(document),
-        encoder_inputs=inputs(read, AttentionMask.bidirectional(source)),
-    )
-    expected = theirs(
-        input_ids=read,
-        attention_mask=(source == 0).long(),
-        decoder_input_ids=tokens,
-        decoder_attention_mask=(document == 0).long(),
-    ).logits
-    return ours.lm_logits(ours(pair).hidden).logits()[document == 0], expected[document == 0]
+from support.marian import (
+    END,
+    ENGLISH,
+    GERMAN,
+    PAD,
+    SIZES,
+    VOCAB,
+    both_logits,
+    marian,
+    marian_files,
+)
+from support.peers import near, open_without_a_word, shake
 
 
 @pytest.mark.parity
@@ -206,13 +160,6 @@ def test_our_networks_have_an_equal_in_transformers(
         marian_equivalent(fairseq)
 
 
-ENGLISH = text(seed=1).split("\n\n")
-GERMAN = [
-    "Die Katze sah den Garten am Morgen.",
-    "Ein Hund folgte dem Fluß ohne ein Wort.",
-    "Meine Schwester malte zufällig ein Lied und der Kaiser vergaß den Brief.",
-    "Der alte Mann trug wieder einen Apfel und fand den Ball.",
-] * 9
 TEXTS = [
     *ENGLISH[:20],
     *GERMAN[:4],
@@ -221,29 +168,6 @@ TEXTS = [
     ">>deu<< The cat saw a ball.",
     "the end</s> of a song",
 ]
-
-
-def marian_files(folder: Path, kind: str, *, missing: int = 0) -> Path:
-    """Write the files of a tokenizer: two SentencePiece models, and the ids of both."""
-    tokens = ["</s>", "<unk>"]
-    for name, texts in (("source", ENGLISH), ("target", GERMAN)):
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_prefix=str(folder / name),
-            vocab_size=150,
-            model_type=kind,
-            hard_vocab_limit=False,
-            num_threads=1,
-            minloglevel=2,
-        )
-        (folder / f"{name}.model").rename(folder / f"{name}.spm")
-        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
-        tokens += [model.IdToPiece(i) for i in range(3, len(model) - missing)]
-    names = dict.fromkeys([*tokens, ">>deu<<", "<pad>"])
-    (folder / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(names)}))
-    settings = {"tokenizer_class": "MarianTokenizer", "source_lang": "eng", "target_lang": "deu"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 @pytest.mark.parity

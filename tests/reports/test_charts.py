@@ -45,7 +45,7 @@ CHARTS = {
     "line": line_chart([Series(EVIL, [1, 2], [3, 4])], LINES, x=EVIL, y=EVIL),
     "bars": bars([Bar(EVIL, 1.5, EVIL), Bar("bert", NAN)], LINES, x=EVIL),
     "interval": interval_chart([IntervalRow(EVIL, 1, 0.5, NAN, EVIL, group=EVIL)], LINES, x=EVIL),
-    "scatter": scatter([Point(EVIL, 1, 2, EVIL), Point("lost", NAN, 1)], LINES, x=EVIL, y=EVIL),
+    "scatter": scatter([Point(EVIL, 1, 2, EVIL), Point("lost", NAN, 1)], x=EVIL, y=EVIL),
     "heatmap": heatmap([EVIL], [EVIL], [[3]], x=EVIL, y=EVIL),
     "histogram": histogram([Bin(EVIL, EVIL, 3, EVIL)], x=EVIL, y=EVIL, note=EVIL),
 }

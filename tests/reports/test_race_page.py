@@ -38,6 +38,15 @@ SECTIONS = [
 ]
 VOID = {"meta", "input", "link", "br", "hr"}
 ACCURACY = Scale("accuracy", "points", 100)
+PSEUDO_ROW = {
+    "kind": "pseudo-likelihood",
+    "words": "pseudo-likelihood, each token",
+    "mean": 1.5,
+    "low": 1.4,
+    "high": 1.6,
+    "spread": 0.01,
+    "seeds": [1.49, 1.51],
+}
 
 
 class Page(HTMLParser):
@@ -358,3 +367,45 @@ def test_rendering_changes_nothing_in_the_race() -> None:
     before = copy.deepcopy(found)
     assert render(found) == render(found)
     assert found == before
+
+
+def test_pseudo_likelihoods_of_other_units_have_a_panel_of_their_own() -> None:
+    """Tokens of two vocabularies are not equally hard to predict from both sides."""
+    found = race()
+    names = [one["name"] for one in found["entrants"] if not one["left_out"]][:3]
+    units = dict(zip(names, ("tokens of a", "tokens of b", "tokens of a"), strict=True))
+    found["likelihood"]["rows"] = [
+        {**PSEUDO_ROW, "entrant": name, "units": unit} for name, unit in units.items()
+    ]
+    text = render(found)
+    titles = re.findall(r"<h3>(Pseudo-likelihood[^<]*)</h3>", text)
+    start = "Pseudo-likelihood, each token, tokens of"
+    assert titles == [f"{start} a", f"{start} b"]
+    second = text.split(titles[1])[1].split("</section>")[0].split("</table>")[0]
+    table = second.split("<tbody>")[1]
+    assert names[1] in table and names[0] not in table and names[2] not in table
+    for row in found["likelihood"]["rows"]:
+        row["units"] = "tokens of a"
+    assert re.findall(r"<h3>(Pseudo-likelihood[^<]*)</h3>", render(found)) == [
+        "Pseudo-likelihood, each token"
+    ]
+
+
+def test_models_that_no_seed_changes_are_called_fixed() -> None:
+    rows = [
+        {"entrant": "a", "mean": 0.5, "spread": 0.1, "seeds": [0.4, 0.6]},
+        {"entrant": "b", "mean": 0.7, "spread": 0.0, "seeds": [0.7], "fixed": True},
+    ]
+    part = score_part(score_rows(rows, ACCURACY), [], ACCURACY)
+    column = list(part.columns).index("spread over seeds")
+    assert {row.name: row.cells[column].text for row in part.rows} == {"a": "10.0", "b": "fixed"}
+
+
+def test_the_seconds_that_runs_took_are_beside_their_budget() -> None:
+    found = race()
+    found["entrants"][0]["cost"]["seconds_range"] = [171.0, 183.0]
+    text = render(found)
+    assert "The runs took 2 min 51 s to 3 min 9 s: 10.0\u00a0% of the budget apart." in text
+    assert '<th scope="col">time by seed</th>' in text
+    assert '<td data-value="12.0">2 min 51 s to 3 min 3 s</td>' in text
+    assert "time by seed" not in render(race())

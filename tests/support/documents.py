@@ -43,6 +43,8 @@ REDUCTIONS = (
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --length 16 --batch-size 4 --labels all --jobs 0"),
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --task-steps 2 --max-tokens 32 --samples 2"),
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --seeds 1"),
+    (r"^(kinfolk lr-find .*)$", r"\1 --steps 10 --length 16 train.batch_size=4"),
+    (r"^(kinfolk verify-resume .*)$", r"\1 --steps 4"),
     (r"--minutes \d+", "--tokens 4000"),
     (r"\bminutes=\d+", "tokens=4000, length=16, batch_size=4, samples=2, jobs=0"),
     (r"/tiny\b", "/nano"),
@@ -74,6 +76,7 @@ NOT_RUN = {
     "python benchmarks/": "takes minutes; tests/test_benchmarks.py runs two in small",
     "python -m kinfolk.families": "writes into the source",
     "python -m tests.measures": "tests/test_house.py calls it",
+    "torchrun": "starts processes; tests/training/test_distributed.py does",
 }
 TYPED = {"chat": "The court\n/help\n/quit\n"}  # on standard input
 

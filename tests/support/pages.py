@@ -8,7 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from kinfolk.reports import audit_page, evaluation_page, race_page, run_page, tokenizers_page
+from kinfolk.reports import (
+    audit_page,
+    evaluation_page,
+    lr_find_page,
+    race_page,
+    run_page,
+    tokenizers_page,
+)
 from kinfolk.reports.charts import (
     Bar,
     Bin,
@@ -261,7 +268,7 @@ def gallery() -> str:
             x="bits per byte",
         ),
         interval_chart(rows, [ReferenceLine("majority", 61.0)], x="accuracy, points", digits=1),
-        scatter(points, x="FLOPs", y="accuracy, points", log_x=True, digits=1),
+        scatter(points, x="FLOPs", y="accuracy, points", digits=1),
         heatmap(
             [str(i) for i in range(14)],
             [f"column {i}" for i in range(14)],
@@ -286,12 +293,30 @@ def race_report() -> str:
     return race_page.render(race())
 
 
+def rising_rates() -> str:
+    """Return the page of a learning-rate range test."""
+    rates = [10 ** (-6 + 6 * step / 99) for step in range(100)]
+    smoothed = [6.2 - 1.2 / (1 + (2e-3 / rate) ** 2) + 3 * rate**2 for rate in rates]
+    rng = random.Random(0)
+    values = lr_find_page.LRFindPage(
+        title=f"Learning rates of {EVIL}",
+        rates=rates,
+        losses=[loss + rng.gauss(0, 0.1) for loss in smoothed],
+        smoothed=smoothed,
+        suggestions=[("steepest descent", 2e-3), ("one tenth of where it diverges", None)],
+        facts=[("model", "gpt2/nano, clm"), ("range", "1e-06 to 1 in 100 steps")],
+        notes=["the loss does not diverge up to 1: use a higher --to"],
+    )
+    return lr_find_page.render(values)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "quickstart": quickstart_page,
     "run": run_report,
     "evaluation": evaluation,
     "audit": audit,
     "tokenizers": tokenizers,
+    "lr-find": rising_rates,
     "gallery": gallery,
     "race": race_report,
 }

@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -69,14 +69,20 @@ def gpt(vocab: Path, merges: Path) -> Encode:
     """Return GPT's text_utils.py, with BERT's words in place of spaCy's, as transformers has it."""
     from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer
 
-    ids, ranks = json.loads(vocab.read_text(encoding="utf-8")), _ranks(merges)
     words: Any = BasicTokenizer(do_lower_case=True)
+    encode_words = gpt_words(vocab, merges)
+    return lambda text: encode_words(words.tokenize(text))
+
+
+def gpt_words(vocab: Path, merges: Path) -> Callable[[Sequence[str]], list[int]]:
+    """Return how GPT's text_utils.py encodes the words of a text."""
+    ids, ranks = json.loads(vocab.read_text(encoding="utf-8")), _ranks(merges)
 
     @cache
     def chunks(word: str) -> list[int]:
         return [ids.get(p, ids["<unk>"]) for p in merged((*word[:-1], word[-1] + "</w>"), ranks)]
 
-    return lambda text: [id for word in words.tokenize(text) for id in chunks(word)]
+    return lambda words: [id for word in words for id in chunks(word)]
 
 
 def t5(model: Path) -> Encode:

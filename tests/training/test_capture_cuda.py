@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from kinfolk.batch import with_texts
 from kinfolk.data.chunks import InMemoryDocuments
@@ -25,7 +26,7 @@ pytestmark = [
 ]
 
 # Where shapes depend on the texts (recurrent networks) no step is replayed.
-STATIC = [m for m in families().values() if m.model.static_shapes]
+STATIC = [m for m in families().values() if m.model.static_shapes and m.name != "ngram"]  # counted
 PAIRS = [(m.name, way) for m in STATIC for way in m.objectives]
 COMPILED = [("gpt2", "clm"), ("bert", "nsp"), ("t5", "spans")]  # each takes a while
 VOCAB, ROWS, STEPS = 300, 4, 4
@@ -78,6 +79,9 @@ def learned(
 ) -> tuple[list[dict[str, Any]], Any, TrainStep]:
     """Take some steps; return what they gave, the network and the step."""
     model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.LSTM):
+            layer.flatten_parameters()  # a copy has its weights apart
     learner = Learner(model, objective)
     if compiled:
         learner.compile(dynamic=False)

@@ -1,6 +1,7 @@
 """The loop: what happens when, and that nothing is lost."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.log import MetricsLog, read
+from kinfolk.training.log import MetricsLog, read, speed_lines
 from kinfolk.training.loop import Evaluation, Progress, TrainLoop
 from kinfolk.training.step import StepOutput
 from support.runs import OnStep
@@ -224,3 +225,26 @@ def test_where_nothing_is_scored_nobody_asks_whether_it_is_enough(tmp_path: Path
     run.held, run.enough = False, lambda: True
     run.go()
     assert run.saved == [(5, None), (10, None)]
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.1])
+def test_waiting_for_batches_is_timed_but_for_the_time_in_which_the_device_is_busy(
+    tmp_path: Path, busy: float
+) -> None:
+    class Pending(StepOutput):
+        def to_numbers(self) -> dict[str, Any]:
+            time.sleep(busy)  # until the device has done the step
+            return super().to_numbers()
+
+    def late(run: Run) -> Iterator[list[str]]:
+        for batch in run.batches():
+            time.sleep(0.02)
+            yield batch
+
+    run = Run(tmp_path, steps=4, log_every=2, eval_every=100, save_every=100)
+    step = run.step
+    run.step = lambda number, batches: Pending(**vars(step(number, batches)))  # type: ignore[method-assign]
+    run.go(late(run))
+    waits = [line["wait_seconds"] for line in speed_lines(tmp_path)]
+    assert len(waits) == 4
+    assert all(wait == 0 for wait in waits) if busy else all(wait >= 0.02 for wait in waits)

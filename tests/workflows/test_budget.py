@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import index
 from kinfolk.text import Tokenizer
 from kinfolk.training.flops import FORMULAS, FlopCounter
-from kinfolk.workflows import budget
+from kinfolk.workflows import budget, step_timing
 from kinfolk.workflows.budget import (
     TOLERANCE,
     Budget,
@@ -238,8 +239,8 @@ def test_models_that_count_have_no_cost(home: Home) -> None:
 
 
 def test_the_budgets_of_six_runs_are_equal(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "ROUND_SECONDS", 0.01)
-    monkeypatch.setattr(budget, "ROUNDS", 3)
+    monkeypatch.setattr(step_timing, "ROUND_SECONDS", 0.01)
+    monkeypatch.setattr(step_timing, "ROUNDS", 3)
     costs = measure_costs({name: entrant(home.corpus, name) for name in SIX}, seconds=True)
     for kind in KINDS:
         # Not a multiple of any cost, and the least that is allowed.
@@ -333,17 +334,17 @@ def test_runs_are_timed_in_turn_and_the_median_counts(
     memory: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeRuns(memory)
-    monkeypatch.setattr(budget, "TimedRun", fake.make)
+    monkeypatch.setattr(step_timing, "TimedRun", fake.make)
     recipes: Any = {name: SimpleNamespace(name=name) for name in "ab"}
-    assert budget.time_steps(recipes) == {"a": 1.3, "b": 1.3}
+    assert step_timing.time_steps(recipes) == {"a": 1.3, "b": 1.3}
     assert fake.calls == calls
 
 
 def test_a_device_without_the_memory_for_one_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "TimedRun", FakeRuns(0).make)
+    monkeypatch.setattr(step_timing, "TimedRun", FakeRuns(0).make)
     recipes: Any = {"a": SimpleNamespace(name="a")}
     with pytest.raises(torch.OutOfMemoryError):
-        budget.time_steps(recipes)
+        step_timing.time_steps(recipes)
 
 
 def test_flops_are_counted_on_the_cpu_where_the_device_has_too_little_memory(
@@ -368,7 +369,7 @@ def test_more_than_eight_runs_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     before = config.recompile_limit
-    with budget.many_compiled():
+    with step_timing.many_compiled():
         assert config.recompile_limit > 100
     assert config.recompile_limit == before
 
@@ -376,15 +377,74 @@ def test_more_than_eight_runs_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -
 def test_a_timed_run_reads_its_batches_in_order_and_updates(home: Home, tmp_path: Path) -> None:
     chosen = entrant(home.corpus, "gpt2")
     with contextlib.ExitStack() as log:
-        run = budget.TimedRun(chosen, tmp_path, log)
+        run = step_timing.TimedRun(chosen, tmp_path, log)
         before = [p.detach().clone() for p in run.work.model.parameters()]
         run.warm_up()
         done = run.loop.global_step
-        assert done == budget.WARMUP_STEPS
+        assert done == step_timing.WARMUP_STEPS
         assert run.seconds_per_step(2) > 0
         assert run.loop.global_step == done + 2
         assert any((p != q).any() for p, q in zip(run.work.model.parameters(), before, strict=True))
         assert len((tmp_path / "log.jsonl").read_text().splitlines()) == done + 2
+
+
+def test_other_processes_train_while_steps_are_timed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes write logs of both recipes while a block runs, and end with it."""
+    monkeypatch.setattr(step_timing.tempfile, "TemporaryDirectory", lambda: kept(tmp_path))
+    recipes = [entrant(home.corpus, name) for name in ("gpt2", "bert")]
+
+    def steps() -> list[int]:
+        logs = [tmp_path / f"{n}-{run}" / "log.jsonl" for n in (1, 2) for run in (0, 1)]
+        return [len(path.read_bytes().splitlines()) for path in logs]
+
+    with step_timing.background_training(recipes, 2):
+        before, ends = steps(), time.monotonic() + 60
+        while not all(now > then for now, then in zip(steps(), before, strict=True)):
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+    after = steps()
+    time.sleep(0.1)
+    assert steps() == after
+
+
+@contextlib.contextmanager
+def kept(folder: Path) -> Iterator[str]:
+    """Return a folder that stays."""
+    yield str(folder)
+
+
+def test_a_process_that_cannot_train_is_an_error_with_its_reason(home: Home) -> None:
+    broken = entrant(home.corpus, "gpt2")
+    broken = dataclasses.replace(broken, train=dataclasses.replace(broken.train, device="cuda:99"))
+    with (
+        pytest.raises(UserError, match=r"ended with code 1 .*CUDA.*: use fewer --jobs"),
+        step_timing.background_training([broken], 1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("processes", "others"), [(1, 0), (3, 2)])
+def test_steps_are_timed_beside_as_many_processes_as_run_at_a_time(
+    processes: int, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    @contextlib.contextmanager
+    def background(recipes: Any, count: int) -> Iterator[None]:
+        seen.append(count)
+        yield
+        seen.append(-1)
+
+    def timed(recipes: Any) -> dict[str, float]:
+        assert seen == [others]  # within the block
+        return {}
+
+    monkeypatch.setattr(step_timing, "background_training", background)
+    monkeypatch.setattr(step_timing, "time_in_rounds", timed)
+    assert step_timing.time_steps({}, processes=processes) == {}
+    assert seen == [others, -1]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.tasks.classification import Classification
+from kinfolk.workflows import claim_scores
 from kinfolk.workflows.claim_list import CLAIMS, SCALES, Part, Scale, claims
 from kinfolk.workflows.claim_scores import (
     Measured,
@@ -246,6 +247,25 @@ def test_the_same_call_trains_nothing_again(tested: Path, text: Path, labelled: 
     assert (tested / "claims.json").read_text() == before
 
 
+def test_plans_are_read_and_unigrams_counted_once(
+    tested: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (claim,) = claims(["glm-positions"])
+    claim = replace(claim, parts=claim.parts * 2)
+    read, counted = Plan.read, claim_scores.fit_ngram
+    plans, models = [], []
+    monkeypatch.setattr(Plan, "read", lambda path: plans.append(path) or read(path))
+    monkeypatch.setattr(
+        claim_scores, "fit_ngram", lambda *given: models.append(given) or counted(*given)
+    )
+    claim_scores.unigram_bits.cache_clear()
+    first, second = claim_effects(claim, {"": tested / claim.name})
+    assert first == second and first.value is not None
+    assert len(plans) == len(models) == 1
+    claim_effects(claim, {"": tested / claim.name})
+    assert len(models) == 1
+
+
 def test_an_interrupted_claim_continues(tested: Path, text: Path, labelled: Path) -> None:
     before = json.loads((tested / "claims.json").read_text())
     race = tested / "glm-positions"
@@ -268,6 +288,13 @@ def test_another_text_needs_another_folder(tested: Path, text: Path, tmp_path: P
     other.write_text(text.read_text(encoding="utf-8")[::-1], encoding="utf-8")
     with pytest.raises(UserError, match="glm-positions was started with other settings"):
         run_claims(tested, other, ["glm-positions"], scale=SMALL, seeds=2, device="cpu", jobs=0)
+
+
+def test_an_unknown_unit_of_documents_is_refused(text: Path, tmp_path: Path) -> None:
+    unit: Any = "page"
+    with pytest.raises(UserError, match="--document must be block or file"):
+        run_claims(tmp_path / "out", text, document=unit, scale=SMALL)
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_seed_cannot_decide_a_claim(text: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import kinfolk
 from kinfolk import UserError
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
+from kinfolk.workflows.budget import Cost
 from kinfolk.workflows.compare import (
     RaceResult,
     compare,
@@ -21,9 +23,16 @@ from kinfolk.workflows.compare import (
     race_options,
     resume_race,
 )
-from kinfolk.workflows.race_plan import Job, Plan
+from kinfolk.workflows.race_data import read_task
+from kinfolk.workflows.race_plan import Entrant, Job, Plan
 from kinfolk.workflows.race_pool import RaceCallback
-from kinfolk.workflows.race_setup import scaled
+from kinfolk.workflows.race_results import measured_seconds
+from kinfolk.workflows.race_setup import (
+    make_plan,
+    processes_of_device,
+    scaled,
+    with_guessed_seconds,
+)
 from support.runs import text
 
 GOOD, BAD = ("lovely", "great", "fine"), ("awful", "dull", "bad")
@@ -41,7 +50,10 @@ SMALL: dict[str, Any] = {
 }
 ENTRANTS = ["<b>gpt</b>=gpt2/nano", "bert/nano objective=mlm task.dropout=0.1", "ngram", "cove"]
 # Values that depend on time, memory or the present date.
-TIMES = {"seconds", "tokens_per_second", "peak_bytes", "joules", "created", "total_seconds"}
+TIMES = {
+    *("seconds", "seconds_range", "tokens_per_second", "peak_bytes", "joules"),
+    *("created", "total_seconds", "measured"),
+}
 
 
 def write_inputs(folder: Path, *, rows: int = 60) -> tuple[Path, Path]:
@@ -159,6 +171,13 @@ def test_weights_of_fine_tuning_are_removed_and_predictions_kept(result: RaceRes
     assert [*(result.path / "runs").glob("*/seed-0/checkpoints/last")]
 
 
+# What jobs that were killed report besides, where they had used much memory before.
+EARLIER: dict[str, dict[str, Any]] = {
+    "pretrain": {"peak_bytes": 2**50, "joules": None},
+    "finetune": {},
+}
+
+
 class Interrupt(RaceCallback):
     """Raise in the middle of a pretraining, or when a number of jobs are done."""
 
@@ -195,6 +214,12 @@ def test_an_interrupted_comparison_continues_to_the_same_scores(
     with pytest.raises(MemoryError):
         compare(ENTRANTS, corpus, out, tasks=task, **SMALL)
     monkeypatch.setattr(checkpoint, "save", save)
+    jobs = Plan.read(out / "plan.json").jobs
+    killed_jobs = [next(job for job in jobs if job.kind == kind) for kind in EARLIER]
+    assert [path.stem for path in (out / "jobs").glob("*.usage")] == [killed_jobs[0].name]
+    for job in killed_jobs:  # as if they had run for long, and had used much memory
+        earlier = {"seconds": 1000.0, "peak_bytes": 2**50, "starts": 1}
+        (out / "jobs" / f"{job.name}.usage").write_text(json.dumps(earlier), encoding="utf-8")
     first = Interrupt(jobs=4)
     with pytest.raises(KeyboardInterrupt):
         resume_race(out, jobs=0, callbacks=[first])
@@ -203,6 +228,11 @@ def test_an_interrupted_comparison_continues_to_the_same_scores(
     second = Interrupt()
     again = resume_race(out, jobs=0, callbacks=[second])
     assert {*first.names}.isdisjoint(second.names)
+    for job in killed_jobs:
+        found = json.loads((out / "jobs" / f"{job.name}.json").read_text(encoding="utf-8"))
+        assert EARLIER[job.kind].items() <= found.items()
+        assert job.kind == "pretrain" or 1000 < found["seconds"] < 1060
+    assert not [*(out / "jobs").glob("*.usage")]
     assert scores(again.race) == scores(result.race)
 
 
@@ -232,6 +262,8 @@ def test_the_plan_on_disk_is_the_plan(result: RaceResult) -> None:
         ({"tokens": -1}, "--tokens must be greater than 0"),
         ({"seeds": 0}, "--seeds must be from 1"),
         ({"search": 1}, "--search must be from 2"),
+        ({"document": "page"}, r"--document must be block or file \(got page\)"),
+        ({"task_epochs": 0}, r"--task-epochs must be greater than 0 \(got 0\)"),
         ({"labels": ["many"]}, "--labels many: give numbers"),
         ({"batch_size": 4096}, "fewer than a batch of 4096 rows of 16 tokens"),
         ({"jobs": 1000}, "--jobs must be from 0"),
@@ -260,14 +292,20 @@ def test_wrong_options_are_refused_before_anything_is_trained(
         (["Unigram=gpt2/nano"], "'Unigram' is called like a baseline"),
         (["bilstm/nano=glm/nano"], "'bilstm/nano' is called like a baseline"),
         (["TF-IDF=gpt2/nano"], "'TF-IDF' is called like a baseline"),
-        (["gpt2/nano task.seed=0"], "task.seed=0 in the entrant .* cannot be set"),
+        (["gpt2/nano task.seed=0"], "task.seed=0 of the entrant .* cannot be set"),
+        (["gpt2/nano task.steps=9"], "cannot be set: --task-steps sets it for all entrants"),
+        (["gpt2/nano task.epochs=9"], "cannot be set: --task-epochs sets it for all entrants"),
+        (
+            [Entrant("a", "gpt2/nano", task_settings=("steps=9",))],
+            "task.steps=9 of the entrant 'a' cannot be set: --task-steps",
+        ),
         (["gpt2/nano train.gradient_accumulation=2"], "cannot be set: it is the same for all"),
         (["gtp2"], "did you mean gpt2"),
         (["bert/teny"], "did you mean tiny"),
         (["bert/nano objective=nsb"], "bert has no objective 'nsb'"),
         (["bert/nano model.dropuot=0.1"], "did you mean dropout"),
         (["bert/nano task.droput=0.1"], "task.droput of .*: did you mean dropout"),
-        (["bert/nano train.steps=5"], "train.steps=5 in .* the budget sets it"),
+        (["bert/nano train.steps=5"], "train.steps=5 of .* the budget sets it"),
         (["bert/nano colour=red"], "colour=red in the entrant"),
         (["bert/nano tokenizer=bpe"], "neither a folder nor KIND:SIZE"),
         (["cove"], "no entrant can take part: cove is trained on sentence pairs"),
@@ -275,7 +313,7 @@ def test_wrong_options_are_refused_before_anything_is_trained(
     ids=str,
 )
 def test_wrong_entrants_are_refused(
-    inputs: tuple[Path, Path], tmp_path: Path, entrants: list[str], message: str
+    inputs: tuple[Path, Path], tmp_path: Path, entrants: list[str | Entrant], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         compare(entrants, inputs[0], tmp_path / "race", tasks=inputs[1], **SMALL)
@@ -318,9 +356,113 @@ def test_the_plan_lists_every_job_and_leaves_no_folder(inputs: tuple[Path, Path]
                ((job.group, job) for job in plan.jobs))  # fmt: skip
 
 
-def test_warm_up_keeps_its_share_of_the_steps() -> None:
+def test_tokenizers_that_no_entrant_has_are_not_trained(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    chosen = {**SMALL, "own_tokenizers": True, "length": 8, "vocab_size": 400}
+    amounts, jobs = {"tokens": chosen.pop("tokens")}, chosen.pop("jobs")
+    entrants = ["bert/nano", "gpt2/nano"]
+    options = race_options(entrants, inputs[0], amounts, tasks=inputs[1], **chosen)
+    plan = make_plan(options, tmp_path, jobs=jobs, on_message=lambda message: None)
+    assert {path.name for path in (tmp_path / "corpora").iterdir()} == {"bpe", "wordpiece"}
+    assert not (tmp_path / "corpus").exists()
+    corpora = {name: Path(entrant.corpus).name for name, entrant in plan.entrant_of.items()}
+    assert corpora["bert/nano"] == "wordpiece"
+    assert {corpora[name] for name in ("gpt2/nano", "unigram", "bilstm/nano")} == {"bpe"}
+    assert plan.corpus["tokenizer"] == "byte-level BPE, 400 tokens, of its own kind for each family"
+
+
+def test_texts_that_networks_do_not_read_to_their_ends_are_counted(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Texts have four words of several tokens each: all are longer than 8 tokens, none than 64."""
+    task = tmp_path / "words.tsv"
+    lines = [f"abcdefgh ijklmnop qrstuvwx {n} yz{n}\t{'yes' if n % 2 else 'no'}" for n in range(40)]
+    lines[:20] = [f"a {n}\t{'yes' if n % 2 else 'no'}" for n in range(20)]
+    task.write_text("\n".join(["text\tlabel", *lines]) + "\n", encoding="utf-8")
+    for length, is_cut in ((8, True), (64, False)):
+        chosen = {**SMALL, "length": length, "tokens": 40_000}
+        amounts, jobs = {"tokens": chosen.pop("tokens")}, chosen.pop("jobs")
+        options = race_options(["gpt2/nano"], inputs[0], amounts, tasks=task, **chosen)
+        plan = plan_only(options, jobs=jobs, on_message=lambda message: None)
+        rows = read_task(str(task), options).test
+        long = sum(len(row.text) > 10 for row in rows) / len(rows)
+        share = long if is_cut else 0.0
+        assert 0 < long < 1
+        assert plan.tasks[0].truncated == {"gpt2/nano": share, "bilstm/nano": share}
+        notes = [note for note in plan.notes if "(--length)" in note]
+        assert notes == (
+            [
+                f"words.tsv: networks read 8 tokens of a text (--length), so that {100 * long:.1f} "
+                "% of the test rows are cut; baselines without a network read them whole."
+            ]
+            if is_cut
+            else []
+        )
+
+
+def test_fine_tuning_has_the_same_defaults_for_all(result: RaceResult) -> None:
+    (task,) = result.race["tasks"]
+    settings = {row["entrant"]: row["settings"] for row in task["rows"]}
+    assert settings["majority"] is None
+    networks = {name: chosen for name, chosen in settings.items() if chosen is not None}
+    assert {chosen["steps"] for chosen in networks.values()} == {3}
+    bert = networks["bert/nano (objective=mlm, task.dropout=0.1)"]
+    assert bert == {"lr": 1.9e-3, "steps": 3, "pooling": "first, starts as the mean"}
+    assert networks["<b>gpt</b>"]["pooling"] == "last"
+    page = (result.path / "race.html").read_text(encoding="utf-8")
+    assert '<td data-value="0.0019">0.0019</td>' in page and "first, starts as the mean" in page
+
+
+def test_the_seconds_of_runs_are_those_of_their_steps(result: RaceResult) -> None:
+    for entrant in result.race["entrants"]:
+        if entrant["name"] != "<b>gpt</b>":
+            continue
+        runs = sorted((result.path / "runs" / "b-gpt-b").glob("seed-*"))
+        logs = [(run / "speed.jsonl").read_text().splitlines() for run in runs]
+        seconds = [sum(json.loads(line)["seconds"] for line in lines) for lines in logs]
+        assert len(seconds) == 2
+        assert entrant["cost"]["seconds"] == pytest.approx(sum(seconds) / 2)
+        assert entrant["cost"]["seconds_range"] == pytest.approx([min(seconds), max(seconds)])
+
+
+def test_the_measured_spread_of_a_budget_in_minutes_is_that_of_all_runs() -> None:
+    jobs = [Job(f"p{n}", "pretrain", "g", "a", n) for n in range(4)]
+    plan: Any = SimpleNamespace(jobs=jobs, budget={"kind": "minutes", "amount": 2})
+    seconds = [114.0, 126.0, None]  # a counted model has none, and a run is not done yet
+    results = {f"p{n}": {"seconds": value} for n, value in enumerate(seconds)}
+    found = measured_seconds(plan, results)
+    assert found == {"low": 114.0, "high": 126.0, "spread": pytest.approx(0.1)}
+    plan.budget["kind"] = "tokens"
+    assert measured_seconds(plan, results) is None
+
+
+@pytest.mark.parametrize(
+    ("jobs", "devices", "processes"), [(0, 0, 1), (1, 0, 1), (3, 0, 3), (4, 4, 1), (5, 4, 2)]
+)
+def test_jobs_share_the_devices(
+    jobs: int, devices: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: devices > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
+    assert processes_of_device(jobs, "auto") == processes
+
+
+def test_the_first_estimate_knows_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison of 10 minutes on an H200 was announced with 276 hours."""
+    step = Cost(tokens=8192.0, flops=1.6e11, seconds=0.0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert with_guessed_seconds(step, "cuda", threads=1).seconds == pytest.approx(0.032)
+    assert with_guessed_seconds(step, "cpu", threads=4).seconds == pytest.approx(2.0)
+    measured = replace(step, seconds=0.5)
+    assert with_guessed_seconds(measured, "cuda", threads=1) == measured
+
+
+def test_warm_up_has_the_steps_of_the_family_and_at_most_a_tenth_of_all() -> None:
+    """As a share of fewer steps, it left BERT of four layers at the loss of a unigram model."""
     train = TrainConfig(steps=1000, warmup=50, save_every=1000)
-    assert scaled(train, 200, own_warmup=False).warmup == 10
+    assert scaled(train, 200, own_warmup=False).warmup == 20
+    assert scaled(train, 900, own_warmup=False).warmup == 50
     assert scaled(replace(train, warmup=500), 200, own_warmup=False).warmup == 20
     assert scaled(replace(train, warmup=7), 200, own_warmup=True).warmup == 7
     assert scaled(train, 200, own_warmup=False).save_every == 50

@@ -1,6 +1,7 @@
 """The parts of a comparison without training: entrants, splits of labelled files, text."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from kinfolk import UserError
+from kinfolk.config import to_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.metrics.classification import Accuracy
 from kinfolk.objectives.evaluation import score_documents
@@ -20,6 +22,7 @@ from kinfolk.tasks.rows import (
     QuestionRow,
     TaggedSentence,
 )
+from kinfolk.workflows.finetune_defaults import RAW_TOKENS, tokens_of_steps
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.race_data import (
@@ -33,10 +36,20 @@ from kinfolk.workflows.race_data import (
     task_files,
     write_splits,
 )
-from kinfolk.workflows.race_plan import Entrant, PlannedEntrant, RaceOptions, parse_labels, slugs
+from kinfolk.workflows.race_plan import (
+    Entrant,
+    Plan,
+    PlannedEntrant,
+    PlannedTask,
+    RaceOptions,
+    parse_labels,
+    slugs,
+)
+from kinfolk.workflows.race_pool import Workers
 from kinfolk.workflows.race_results import command_line, rarer_options
 from kinfolk.workflows.race_scores import development_documents, development_loss
 from kinfolk.workflows.race_tables import Table, prediction_units, score_words
+from kinfolk.workflows.race_tasks import any_raw, finetune_arguments, finetune_steps
 from kinfolk.workflows.recipe import recipe
 from support.runs import Home, text
 
@@ -95,6 +108,7 @@ def test_pseudo_likelihoods_are_compared_within_their_units() -> None:
     assert units(spans, mean_span_length=3) != units(spans, mean_span_length=1)
     assert units(tokens, mask_rate=0.1) == units(tokens, mask_rate=0.2)
     assert units(tokens, corpus="a") != units(tokens, corpus="b")
+    assert units(tokens, corpus="race/a") == "tokens of a"
     electra = PlannedEntrant("x", "x", "electra/nano", objective="rtd")
     assert score_words(electra, {"words": tokens}) == tokens.replace(",", " of the generator,")
 
@@ -106,6 +120,36 @@ def test_scores_keep_the_numbers_of_their_seeds() -> None:
     table = Table(Accuracy("accuracy"), scores, fixed=["majority"], baselines=["majority"])
     assert table.row("gpt2")["seed_numbers"] == [1, 2]
     assert table.row("majority")["seed_numbers"] == [0]
+
+
+@pytest.mark.parametrize(("steps", "raw"), [((1, 1), True), ((1, 0), True), ((0, 0), False)])
+def test_all_entrants_are_fine_tuned_as_raw_where_one_is(
+    home: Home, steps: tuple[int, ...], raw: bool
+) -> None:
+    """Steps short of the limit, of two entrants; models that are counted do not matter."""
+    made = home.recipe("bert")
+    limit = -(-RAW_TOKENS // tokens_of_steps(made, 1))
+    entrants = [
+        PlannedEntrant("x", "x", "bert/nano", recipe=to_json(made), steps=limit - missing)
+        for missing in steps
+    ]
+    counted = PlannedEntrant("n", "n", "ngram/5", recipe=to_json(made), steps=1, gradient_free=True)
+    assert any_raw([*entrants, counted]) == raw
+    plan = SimpleNamespace(raw_weights=raw, options=options())
+    task = SimpleNamespace(value=Classification(labels=("a", "b")))
+    for entrant, given in ((entrants[0], raw), (replace(entrants[0], recipe=None), None)):
+        found = finetune_arguments(entrant, task, plan, steps=3, seed=0)  # type: ignore[arg-type]
+        assert found["raw_weights"] == given
+        assert "train.steps=3" in found["settings"]
+
+
+def test_the_number_of_steps_is_that_of_the_race() -> None:
+    task = PlannedTask(
+        "t", "t", "classify", {}, "accuracy", 320, 32, 32, ("all",), {"a": 1, "b": 1}
+    )
+    assert finetune_steps(320, task, options()) == 320  # 40 epochs of 10 steps would be 400
+    assert finetune_steps(320, task, options(task_epochs=2.5)) == 25
+    assert finetune_steps(320, task, options(task_epochs=2.5, task_steps=7)) == 7
 
 
 def test_names_of_folders_differ() -> None:
@@ -253,3 +297,41 @@ def test_a_search_carries_the_memory_from_batch_to_batch(home: Home, tmp_path: P
     documents = development_documents(held_out)
     expected = score_documents(model, chosen.objective, documents, 1, rows=2).loss
     assert development_loss(run, chosen) == pytest.approx(expected, rel=1e-5)
+
+
+def test_plans_with_the_earlier_name_of_a_field_are_read(tmp_path: Path) -> None:
+    entrants = (PlannedEntrant("5-gram", "5-gram", "ngram/5", gradient_free=True),)
+    plan = Plan(options(), {}, {}, entrants, (), (), 16, 1, {}, "0", "now")
+    plan.write(tmp_path / "plan.json")
+    assert Plan.read(tmp_path / "plan.json") == plan
+    written = (tmp_path / "plan.json").read_text(encoding="utf-8")
+    assert written.count('"gradient_free"') == 1
+    (tmp_path / "plan.json").write_text(
+        written.replace('"gradient_free"', '"counted"'), encoding="utf-8"
+    )
+    assert Plan.read(tmp_path / "plan.json") == plan
+
+
+def test_processes_are_spread_over_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs and three processes: the first that ends makes room on its own device."""
+    devices: list[str] = []
+
+    class Process:
+        stdout = ()
+
+        def __init__(self, command: object, *, env: dict[str, str], **others: object) -> None:
+            devices.append(env["CUDA_VISIBLE_DEVICES"])
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("subprocess.Popen", Process)
+    (tmp_path / "logs").mkdir()
+    workers = Workers(tmp_path, threads=1)
+    for name in "abcd":
+        workers.start(name)
+    assert devices == ["0", "1", "0", "1"]
+    del workers.running["b"], workers.running["d"]
+    workers.start("e")
+    assert devices[-1] == "1"

@@ -16,7 +16,7 @@ from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.baselines import baselines
+from kinfolk.workflows.baselines import Baselines
 from kinfolk.workflows.evaluate import count_parameters, evaluate
 from support.runs import LENGTH, Home
 
@@ -155,7 +155,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(runs: dict[str, Path], tmp_pat
 
 def test_the_unigram_line_is_the_entropy_of_held_out_tokens(home: Home) -> None:
     corpus, held_out = Corpus.open(home.corpus), Corpus.open(home.corpus / "holdout")
-    found = baselines([(corpus, held_out, 1.0)])
+    found = Baselines([(corpus, held_out, 1.0)])
     shares = np.unique(held_out.ids(0, held_out.tokens), return_counts=True)[1] / held_out.tokens
     assert found.unigram == pytest.approx(-sum(p * math.log(p) for p in shares))
     assert found.trigram is not None
@@ -163,7 +163,7 @@ def test_the_unigram_line_is_the_entropy_of_held_out_tokens(home: Home) -> None:
     assert found.trigram.tokens == held_out.tokens + held_out.documents
     assert found.trigram.bytes == held_out.bytes
     assert found.trigram.loss < found.unigram
-    assert baselines([(corpus, None, 1.0)]).trigram is None
+    assert Baselines([(corpus, None, 1.0)]).trigram is None
 
 
 def test_parameters_are_counted_once_and_without_padding(runs: dict[str, Path]) -> None:

@@ -17,6 +17,7 @@ from kinfolk.nn.attention import Attention
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.dataset import task_dataset
+from kinfolk.workflows.finetune import FineTuneWorkload, finetune
 from kinfolk.workflows.finetune_defaults import (
     RAW_TOKENS,
     default_steps,
@@ -169,6 +170,25 @@ def test_a_pretrained_folder_keeps_its_attention(home: Home, tmp_path: Path) -> 
         weight = found["backbone.layers.0.self_attention.sublayer.qkv_proj.weight"]
         assert torch.allclose(weight[:size], kept[:size], atol=1e-6) == same
         assert torch.allclose(weight[size:], kept[size:], atol=1e-6)
+
+
+@pytest.mark.parametrize(("raw_weights", "lr"), [(None, 1.9e-3), (True, 1.9e-3), (False, 4.7e-4)])
+def test_the_defaults_of_raw_weights_can_be_chosen(
+    home: Home, tmp_path: Path, raw_weights: bool | None, lr: float
+) -> None:
+    """The choice is in the recipe, so that a run that is resumed from the start makes it again."""
+    start = find_model_folder(home.run("bert"))
+    kept = load_model(start).state_dict()["layers.0.self_attention.sublayer.qkv_proj.weight"]
+    files = opinions(tmp_path, 16, 8)
+    run = finetune(
+        start, files, tmp_path / "run", settings=["train.steps=1"], raw_weights=raw_weights
+    )
+    recipe = FineTuneRecipe.read(run / "recipe.json")
+    assert recipe.train.lr == lr and recipe.is_raw == (raw_weights is not False)
+    shutil.rmtree(run / "checkpoints")
+    resumed = FineTuneWorkload.reopen(recipe, run, None, ())
+    weight = resumed.model.state_dict()["backbone.layers.0.self_attention.sublayer.qkv_proj.weight"]
+    assert torch.equal(weight, kept) == (raw_weights is False)
 
 
 def test_the_mean_of_all_tokens_is_read_alike_in_every_batch(tmp_path: Path) -> None:

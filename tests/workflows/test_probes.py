@@ -20,7 +20,7 @@ from kinfolk.tasks.rows import LabelledText, SourceTarget, TaggedSentence
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.finetune_recipe import InitialWeights
-from kinfolk.workflows.probe_bench import (
+from kinfolk.workflows.probe_dataset import (
     LayerProbes,
     TextPooling,
     center_of_gravity,

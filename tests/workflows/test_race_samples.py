@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ import pytest
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
 from kinfolk.families import families, family
+from kinfolk.generation.generate import generate_batches
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.workflows import race_samples
 from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.pretrain import pretrain
-from kinfolk.workflows.race_samples import SampleJudge, sample_quality
+from kinfolk.workflows.race_samples import SampleEvaluator, sample_quality
 from kinfolk.workflows.recipe import recipe
 from support.runs import LENGTH, Home, text
 
@@ -28,8 +31,8 @@ FEW = {"count": 6, "prompt_tokens": 4, "new_tokens": 12}
 
 
 @pytest.fixture(scope="module")
-def judge(home: Home) -> SampleJudge:
-    return SampleJudge.open(home.corpus)
+def evaluator(home: Home) -> SampleEvaluator:
+    return SampleEvaluator.open(home.corpus)
 
 
 def network(name: str, tokenizer: Tokenizer) -> tuple[LanguageModel, Tokenizer]:
@@ -37,8 +40,8 @@ def network(name: str, tokenizer: Tokenizer) -> tuple[LanguageModel, Tokenizer]:
 
 
 @pytest.mark.parametrize("name", [name for name in CONTINUE if name != "ngram"])
-def test_every_family_that_continues_text_is_sampled(name: str, judge: SampleJudge) -> None:
-    result = sample_quality(network(name, judge.tokenizer), judge, **FEW)
+def test_every_family_that_continues_text_is_sampled(name: str, evaluator: SampleEvaluator) -> None:
+    result = sample_quality(network(name, evaluator.tokenizer), evaluator, **FEW)
     assert len(result.samples.texts) == 6
     # Random weights are nothing like the text.
     assert result.samples.ngram_perplexity > 5 * result.reference.ngram_perplexity
@@ -46,23 +49,29 @@ def test_every_family_that_continues_text_is_sampled(name: str, judge: SampleJud
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_other_families_are_refused_with_the_reason(name: str, judge: SampleJudge) -> None:
+def test_the_other_families_are_refused_with_the_reason(
+    name: str, evaluator: SampleEvaluator
+) -> None:
     with pytest.raises(UserError, match=r"cannot continue a text|never to continue its input"):
-        sample_quality(network(name, judge.tokenizer), judge, **FEW)
+        sample_quality(network(name, evaluator.tokenizer), evaluator, **FEW)
 
 
 def test_a_model_of_the_text_samples_likelier_text_than_random_weights(
-    home: Home, judge: SampleJudge, tmp_path: Path
+    home: Home, evaluator: SampleEvaluator, tmp_path: Path
 ) -> None:
     run = pretrain(recipe("ngram/nano", home.corpus), tmp_path / "ngram")
-    counted = sample_quality(run, judge, **FEW).samples
-    untrained = sample_quality(network("gpt2", judge.tokenizer), judge, **FEW).samples
+    counted = sample_quality(run, evaluator, **FEW).samples
+    untrained = sample_quality(network("gpt2", evaluator.tokenizer), evaluator, **FEW).samples
     assert counted.ngram_perplexity < untrained.ngram_perplexity / 5
     assert counted.copies.mean() > untrained.copies.mean()
 
 
-def test_samples_are_a_function_of_the_seed(runs: dict[str, Path], judge: SampleJudge) -> None:
-    first, again, other = (sample_quality(runs["gpt2"], judge, seed=n, **FEW) for n in (0, 0, 1))
+def test_samples_are_a_function_of_the_seed(
+    runs: dict[str, Path], evaluator: SampleEvaluator
+) -> None:
+    first, again, other = (
+        sample_quality(runs["gpt2"], evaluator, seed=n, **FEW) for n in (0, 0, 1)
+    )
     assert first.to_json("gpt2") == again.to_json("gpt2")
     assert first.samples.texts != other.samples.texts
     assert first.reference.texts == other.reference.texts
@@ -76,9 +85,9 @@ def test_the_reference_is_the_real_continuation(runs: dict[str, Path], home: Hom
 
 
 def test_numbers_for_the_page_are_finite_and_texts_are_text(
-    runs: dict[str, Path], judge: SampleJudge
+    runs: dict[str, Path], evaluator: SampleEvaluator
 ) -> None:
-    result = sample_quality(runs["gpt2"], judge, **FEW)
+    result = sample_quality(runs["gpt2"], evaluator, **FEW)
     rows = json.loads(json.dumps(result.to_json("gpt2/nano")))
     assert [row["reference"] for row in rows] == [False, True]
     for row in rows:
@@ -88,27 +97,27 @@ def test_numbers_for_the_page_are_finite_and_texts_are_text(
         assert len(row["texts"]) == 5
 
 
-def test_perplexity_is_of_the_continuation_after_its_prompt(judge: SampleJudge) -> None:
+def test_perplexity_is_of_the_continuation_after_its_prompt(evaluator: SampleEvaluator) -> None:
     """Numerically: nats of the whole less those of the prompt."""
     prompt, rest = "The cat saw", " the garden."
-    measured = judge.measure([prompt], [rest], 4)
-    whole, before = judge.nats([prompt + rest])[0], judge.nats([prompt])[0]
+    measured = evaluator.measure([prompt], [rest], 4)
+    whole, before = evaluator.nats([prompt + rest])[0], evaluator.nats([prompt])[0]
     assert measured.nll[0] == pytest.approx(whole - before)
     likely = measured.ngram_perplexity
-    assert judge.measure([prompt], [" xq zqj"], 4).ngram_perplexity > 10 * likely
+    assert evaluator.measure([prompt], [" xq zqj"], 4).ngram_perplexity > 10 * likely
 
 
-def test_a_copy_of_training_text_is_found(judge: SampleJudge) -> None:
-    training = judge.corpus.document(0)[:20]
-    copied = judge.tokenizer.decode(training)
-    measured = judge.measure(["", ""], [copied, "zqx jjk"], 20)
+def test_a_copy_of_training_text_is_found(evaluator: SampleEvaluator) -> None:
+    training = evaluator.corpus.document(0)[:20]
+    copied = evaluator.tokenizer.decode(training)
+    measured = evaluator.measure(["", ""], [copied, "zqx jjk"], 20)
     assert measured.copies[0] == len(training) > measured.copies[1]
 
 
-def test_a_model_with_another_tokenizer_gets_the_same_prompts(judge: SampleJudge) -> None:
+def test_a_model_with_another_tokenizer_gets_the_same_prompts(evaluator: SampleEvaluator) -> None:
     other = train_tokenizer([text()], kind="unigram", vocab_size=300, fewer=True)
-    result = sample_quality(network("gpt2", other), judge, **FEW)
-    shared = sample_quality(network("gpt2", judge.tokenizer), judge, **FEW)
+    result = sample_quality(network("gpt2", other), evaluator, **FEW)
+    shared = sample_quality(network("gpt2", evaluator.tokenizer), evaluator, **FEW)
     assert result.samples.prompts == shared.samples.prompts
 
 
@@ -116,19 +125,42 @@ def test_windows_are_short_where_documents_are(tmp_path: Path, home: Home) -> No
     source = tmp_path / "short.txt"
     source.write_text("\n\n".join(text(60, seed=3).split(". ")), encoding="utf-8")
     prepare([source], Tokenizer.load(home.tokenizer), tmp_path / "corpus", holdout=0.3)
-    judge = SampleJudge.open(tmp_path / "corpus")
-    windows, size = judge.windows(10, 16, 64)
+    evaluator = SampleEvaluator.open(tmp_path / "corpus")
+    windows, size = evaluator.windows(10, 16, 64)
     lengths = {len(window) for window in windows}
     assert len(lengths) == 1
-    assert max(np.diff(judge.held_out.starts)) >= lengths.pop()
+    assert max(np.diff(evaluator.held_out.starts)) >= lengths.pop()
     assert 1 <= size < len(windows[0])
 
 
+@pytest.mark.parametrize("name", ["gpt2", "transformer_xl"])  # the second has no bound
 def test_texts_are_as_long_as_the_rows_of_training(
-    runs: dict[str, Path], judge: SampleJudge
+    name: str,
+    home: Home,
+    evaluator: SampleEvaluator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result = sample_quality(runs["gpt2"], judge, count=4)
-    assert result.samples.tokens == result.reference.tokens < LENGTH
+    """A prompt and its continuation fill a row, but for what special tokens may need."""
+    lengths: list[tuple[int, int]] = []
+
+    def generate(network: Any, tokenizer: Any, prompts: Any, *arguments: Any, **others: Any) -> Any:
+        found = [*generate_batches(network, tokenizer, prompts, *arguments, **others)]
+        pairs = zip(prompts, found, strict=True)
+        lengths.extend((prompt.length, len(one.ids)) for prompt, (one,) in pairs)
+        return found
+
+    monkeypatch.setattr(race_samples, "generate_batches", generate)
+    result = sample_quality(home.run(name), evaluator, count=4)
+    room = LENGTH - race_samples.RESERVED_TOKENS
+    prompt = (
+        race_samples.PROMPT_TOKENS * room // (race_samples.PROMPT_TOKENS + race_samples.NEW_TOKENS)
+    )
+    assert lengths == [(prompt, room - prompt)] * 4
+    assert result.samples.tokens == room - prompt
+    whole = evaluator.encode(
+        [a + b for a, b in zip(result.reference.prompts, result.reference.texts, strict=True)]
+    )
+    assert [len(ids) for ids in whole] == [room] * 4
 
 
 def test_a_prompt_does_not_end_within_a_character(tmp_path: Path) -> None:
@@ -136,8 +168,8 @@ def test_a_prompt_does_not_end_within_a_character(tmp_path: Path) -> None:
     source.write_text("\n\n".join("天地玄黄宇宙洪荒" * n for n in range(3, 40)), encoding="utf-8")
     tokenizer = train_tokenizer(["abc"], kind="bpe", vocab_size=370, fewer=True)  # bytes
     prepare([source], tokenizer, tmp_path / "corpus", holdout=0.3)
-    judge = SampleJudge.open(tmp_path / "corpus")
-    result = sample_quality(network("gpt2", tokenizer), judge, count=3)
+    evaluator = SampleEvaluator.open(tmp_path / "corpus")
+    result = sample_quality(network("gpt2", tokenizer), evaluator, count=3)
     for prompt, rest in zip(result.reference.prompts, result.reference.texts, strict=True):
         assert "\ufffd" not in prompt
         assert not rest.startswith(prompt)
@@ -146,4 +178,4 @@ def test_a_prompt_does_not_end_within_a_character(tmp_path: Path) -> None:
 def test_a_corpus_without_held_out_text_is_refused(tmp_path: Path, home: Home) -> None:
     prepare([home.text], Tokenizer.load(home.tokenizer), tmp_path / "corpus")
     with pytest.raises(UserError, match="no held-out documents"):
-        SampleJudge.open(tmp_path / "corpus")
+        SampleEvaluator.open(tmp_path / "corpus")

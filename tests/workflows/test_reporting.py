@@ -11,7 +11,7 @@ from kinfolk.metrics.baselines import entropy
 from kinfolk.tasks.task import format_score
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
-from kinfolk.workflows.baselines import baselines
+from kinfolk.workflows.baselines import Baselines
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import CorpusShare
 from kinfolk.workflows.report import baseline_rows, curves, loss_title
@@ -31,7 +31,7 @@ def test_the_page_says_what_was_run(member: str, home: Home, runs: dict[str, Pat
         "<figure",
     ):
         assert said in text
-    found = baselines([(corpus, Corpus.open(home.corpus / "holdout"), 1.0)])
+    found = Baselines([(corpus, Corpus.open(home.corpus / "holdout"), 1.0)])
     assert f"{found.unigram:.2f}" in text
     assert f"<h3>{loss_title(home.recipe(member).objective.loss_name)}</h3>" in text
 
@@ -90,10 +90,10 @@ def test_the_page_of_fine_tuning_has_its_curves_and_the_scores_of_the_best(tmp_p
 
 def test_baselines_are_priced_by_byte_where_text_was_held_out(home: Home) -> None:
     corpus, held_out = Corpus.open(home.corpus), Corpus.open(home.corpus / "holdout")
-    unigram, trigram = baseline_rows(baselines([(corpus, held_out, 1.0)]))
+    unigram, trigram = baseline_rows(Baselines([(corpus, held_out, 1.0)]))
     assert unigram.bits_per_byte is not None and trigram.bits_per_byte is not None
     assert trigram.bits_per_byte < unigram.bits_per_byte
-    (alone,) = baseline_rows(baselines([(corpus, None, 1.0)]))
+    (alone,) = baseline_rows(Baselines([(corpus, None, 1.0)]))
     assert alone.bits_per_byte is None
 
 
@@ -112,24 +112,24 @@ def test_the_page_of_a_mixture_names_every_corpus(home: Home, second: Path, tmp_
 def test_the_lines_of_a_mixture_weigh_a_token_as_its_rows_do(home: Home, second: Path) -> None:
     first, other = Corpus.open(home.corpus), Corpus.open(second)
     held = [Corpus.open(c.folder / "holdout") for c in (first, other)]
-    found = baselines([(first, held[0], 3.0), (other, held[1], 1.0)])
+    found = Baselines([(first, held[0], 3.0), (other, held[1], 1.0)])
     shares = [text.token_counts() / text.tokens for text in held]
     mixed = 0.75 * shares[0] + 0.25 * shares[1]
     mixed = mixed[mixed > 0]
     assert found.unigram == pytest.approx(-(mixed * np.log(mixed)).sum(), abs=1e-9)
     # Nearly all weight on one side: that side's own line.
-    nearly = baselines([(first, held[0], 1.0), (other, held[1], 1e-9)])
+    nearly = Baselines([(first, held[0], 1.0), (other, held[1], 1e-9)])
     assert nearly.unigram == pytest.approx(entropy(held[0].token_counts()), abs=1e-6)
     assert found.trigram is not None and nearly.trigram is not None
     assert found.trigram.tokens == sum(text.tokens + text.documents for text in held)
     # The 3-gram model is the same for any weights, and each text is priced by itself.
     sides = [
-        baselines([(first, a, 1.0), (other, b, 1.0)]).trigram
+        Baselines([(first, a, 1.0), (other, b, 1.0)]).trigram
         for a, b in ((held[0], None), (None, held[1]))
     ]
     assert sides[0] is not None and sides[1] is not None
     assert found.trigram.loss == pytest.approx(0.75 * sides[0].loss + 0.25 * sides[1].loss)
     assert nearly.trigram.loss == pytest.approx(sides[0].loss, rel=1e-6)
     assert nearly.trigram.bits_per_byte == pytest.approx(sides[0].bits_per_byte, rel=1e-3)
-    alone = baselines([(first, None, 3.0), (other, None, 1.0)])
+    alone = Baselines([(first, None, 3.0), (other, None, 1.0)])
     assert alone.trigram is None and baseline_rows(alone)[0].bits_per_byte is None

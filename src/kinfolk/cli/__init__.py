@@ -1,6 +1,7 @@
 """The `kinfolk` command: every mistake of a user is one sentence and exit code 2."""
 
 import os
+import signal
 import sys
 import warnings
 from importlib import import_module
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 MODULES = (  # of the commands
     *("audit", "chat", "claims", "compare", "evaluate", "export", "finetune", "generate"),
-    *("members", "predict", "prepare", "pretrain", "push", "quickstart", "tokenizer", "translate"),
+    *("lr_find", "members", "merge", "predict", "prepare", "pretrain", "push", "quickstart"),
+    *("tokenizer", "translate", "verify_resume"),
 )
 
 
@@ -33,7 +35,12 @@ def main() -> None:
     from typer import TyperException
 
     from kinfolk.cli.options import UsageError
-    from kinfolk.cli.output import errors, visible
+    from kinfolk.cli.output import console, errors, visible
+
+    # Of the processes of torchrun, the first prints; a process with an error prints that.
+    several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    if several and os.environ["RANK"] != "0":
+        console.quiet = errors.quiet = True
 
     # Paths and other texts of users are printed unchanged: [a] is not markup, lines do not wrap.
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -41,6 +48,13 @@ def main() -> None:
         errors.print(text, highlight=False, soft_wrap=True)
 
     def fail(sentence: str, command: str = "") -> NoReturn:
+        if several:
+            from kinfolk.training.distributed import prints_error
+
+            # Torchrun ends all processes when one has failed: this one prints its error first.
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            errors.quiet = not prints_error()
         text = f"[bold red]error:[/] {escape(visible(sentence))}"
         errors.print(text, highlight=False, soft_wrap=True)
         if command:

@@ -33,6 +33,7 @@ from kinfolk.cli.output import (
     table,
     visible,
 )
+from kinfolk.cli.prepare import document_unit
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class ScoreOptions:
     test_rows: int = option("N", "Test rows, at most.", default=1000, min=1, max=MAX_ROWS)
     train_rows: int = option("N", "Training rows, at most.", default=10_000, min=2, max=MAX_ROWS)
     task_steps: int = option("N", "Steps of a fine-tuning, at most.", default=320, min=1, max=2**30)
+    task_epochs: float | None = option(
+        "X", "Epochs of a fine-tuning [default: 3, and more for few rows].", min=0, max=1e6
+    )
     max_tokens: int = option(
         "N", "Tokens that an encoder scores, evenly spread.", default=4096, min=1, max=2**40
     )
@@ -151,6 +155,7 @@ def compare(
     amounts = {name: vars(budget)[name] for name in ("minutes", "flops", "tokens")}
     settings = {**vars(data), **vars(scores), "device": device, "search": budget.search}
     settings["probes"] = not settings.pop("no_probes")
+    settings["document"] = document_unit(data.document)
     labels = [part.strip() for part in settings.pop("labels").split(",") if part.strip()]
     options = race_options(
         entrants,

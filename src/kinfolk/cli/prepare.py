@@ -1,7 +1,7 @@
 """The command `prepare`: text is tokenized into a corpus."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kinfolk.cli.app import (
     COLUMN,
@@ -17,6 +17,9 @@ from kinfolk.cli.app import (
 )
 from kinfolk.cli.options import UsageError
 from kinfolk.cli.output import byte_progress, note, print_json, print_line
+
+if TYPE_CHECKING:
+    from kinfolk.data.corpus import Corpus
 
 
 @command("kinfolk prepare notes/ --tokenizer tok --holdout 1% -o corpus", panel=DATA)
@@ -41,6 +44,7 @@ def prepare(
         "FILE", "Drop documents that share a 13-gram with this file."
     ),
     strict: bool = flag("--strict", "Fail if a file of a folder would be skipped."),
+    shard: str | None = option("I/N", "Prepare only part I of N of the text, for kinfolk merge."),
     json: bool = JSON,
 ) -> None:
     """Tokenize text into a corpus: memory-mapped Megatron .bin/.idx files and corpus.json.
@@ -51,7 +55,7 @@ def prepare(
     repeated.
     """
     unit = document_unit(document)
-    from kinfolk.data.prepare import DROPPED_FILE, parse_fraction, prepare
+    from kinfolk.data.prepare import prepare
     from kinfolk.workflows.folders import load_tokenizer
 
     with byte_progress("preparing") as progress:
@@ -68,23 +72,37 @@ def prepare(
             dedup=dedup,
             decontaminate=decontaminate or [],
             strict=strict,
+            shard=shard,
             progress=progress,
             on_message=(lambda sentence: None) if json else note,
         )
-    facts = {"documents": corpus.documents, "tokens": corpus.tokens, "bytes": corpus.bytes}
+    if json or shard is None:
+        show_corpus(corpus, out, json=json)
+    else:
+        print_line(f"shard {shard}: {corpus_facts(corpus)} in {out}")
+
+
+def corpus_facts(corpus: "Corpus") -> str:
+    """Return how large a corpus is, in words."""
+    return f"{corpus.documents:,} documents, {corpus.tokens:,} tokens, {corpus.bytes:,} bytes"
+
+
+def show_corpus(corpus: "Corpus", out: Path, *, json: bool) -> None:
+    """Print what a new corpus has, what it lacks and what is held out."""
+    from kinfolk.data.corpus import Corpus
+    from kinfolk.data.prepare import DROPPED_FILE
+
     if json:
+        facts = {"documents": corpus.documents, "tokens": corpus.tokens, "bytes": corpus.bytes}
         counts = {"left_out": corpus.left_out, "skipped_files": corpus.skipped_files}
         print_json({"folder": out, **facts, **counts})
         return
-    print_line(f"corpus: {', '.join(f'{n:,} {name}' for name, n in facts.items())} in {out}")
+    print_line(f"corpus: {corpus_facts(corpus)} in {out}")
     if any(corpus.left_out.values()) or corpus.skipped_files:
         print_line(f"listed in {out}/{DROPPED_FILE}: what is left out, and why")
-    if parse_fraction(holdout):
-        from kinfolk.data.corpus import Corpus
-
-        print_line(
-            f"held out: {Corpus.open(out / 'holdout').documents:,} documents in {out}/holdout"
-        )
+    if (out / "holdout").is_dir():
+        held = Corpus.open(out / "holdout").documents
+        print_line(f"held out: {held:,} documents in {out}/holdout")
 
 
 def document_unit(text: str) -> Literal["block", "file"]:

@@ -192,8 +192,14 @@ def pretrain(
             settings=settings,
         )
     else:
+        from kinfolk.training.distributed import Processes
         from kinfolk.workflows.translate import prepare_translation_run
 
+        if Processes.from_environment().several:
+            raise UserError(
+                "sentence pairs are prepared by one process: start the run without torchrun, and "
+                "resume it with torchrun"
+            )
         chosen = prepare_translation_run(
             model,
             pairs,
@@ -240,18 +246,24 @@ def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[
 def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> None:
     """Train to the end, from the start or from the last checkpoint, and print what was made."""
     from kinfolk.cli.run_progress import run_progress
+    from kinfolk.training.distributed import Processes
     from kinfolk.training.log import read, speed
     from kinfolk.workflows import pretrain as workflow
     from kinfolk.workflows import translate
 
-    began, resume = time.monotonic(), f"kinfolk pretrain --resume {run}"
+    began, processes = time.monotonic(), Processes.from_environment()
+    resume = processes.command(f"pretrain --resume {run}")
     with run_progress(recipe.name, resume, header(recipe)) as progress:
         if is_new:
             workflow.pretrain(recipe, run, callbacks=[progress])
         else:
-            if translate.is_unscored(run):  # it is not complete, even if it has its report
+            # A run without its score is not complete, even if it has its report.
+            if processes.is_first and translate.is_unscored(run):
                 (run / "report.html").unlink(missing_ok=True)
             workflow.resume(run, callbacks=[progress])
+    processes.disconnect()
+    if not processes.is_first:
+        return
     page, score = run / "report.html", translate.score(run)
     if json:
         values = {"run": run, "report": page, "tokens_per_second": speed(run)}

@@ -57,6 +57,8 @@ class TerminalProgress(Callback):
         values = f"loss {progress.loss:.3f}"
         for name, value in list(progress.losses.items())[1:]:  # the first is the loss itself
             values += f"  {name} {value:.3f}"
+        if progress.baseline is not None:
+            values += "  {} {:.3f}".format(*progress.baseline)
         if progress.eval_loss is not None:
             self.scores = f"  eval_loss {progress.eval_loss:.3f}{self.scores}"
             values += self.scores

@@ -6,7 +6,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +28,8 @@ DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's cod
 BATCH_NUMBERS = 1 << 20  # read at once
 MAX_VOCAB_SIZE = 2**26
 BATCH_DOCUMENTS = 1 << 16  # whose bounds are read at once
+BATCH_SENTENCES = 1 << 17  # of documents that are copied together
+SHARD_FILE = "shard.json"  # in the folder of one of several parts of a corpus
 # The fields of corpus.json that are read, and their types.
 METADATA: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("version", "documents", "sentences", "tokens", "bytes", "vocab"), (int,)),
@@ -49,6 +51,7 @@ class Corpus:
         self.documents: int = metadata["documents"]
         self.tokens: int = metadata["tokens"]
         self.bytes: int = metadata["bytes"]
+        self.sources: list[dict[str, Any]] = metadata.get("sources", [])  # path, documents, bytes
         self.vocab_size: int = metadata["vocab"]
         self.tokenizer_hash: str = metadata["tokenizer_hash"]
         self.left_out: dict[str, int] = metadata["left_out"]  # documents, by reason
@@ -65,9 +68,14 @@ class Corpus:
             self._words = _memmap(folder / "words.bin", np.uint8, -(-self.tokens // 8))
 
     @classmethod
-    def open(cls, folder: Path | str) -> "Corpus":
-        """Open a folder that `prepare` wrote, and check that its files agree."""
+    def open(cls, folder: Path | str, *, shard: bool = False) -> "Corpus":
+        """Open a folder that `prepare` wrote, and check that its files agree.
+
+        One of several shards is no corpus, unless `shard` asks for it.
+        """
         folder = Path(folder)
+        if not shard and (folder / SHARD_FILE).is_file():
+            raise UserError(f"{folder} is a shard of a corpus: join all shards with kinfolk merge")
         for name in ("corpus.json", "tokens.idx", "tokens.bin"):
             if not (folder / name).is_file():
                 raise UserError(
@@ -138,6 +146,29 @@ class Corpus:
                     ends[done:last] - start,
                 )
                 done = last
+
+    def encoded(self) -> Iterator["EncodedDocuments"]:
+        """Yield all documents in batches, without their bytes; memory stays small."""
+        sentences, token = len(self._sequence_pointers), 0
+        offset = HEADER.size + 12 * sentences
+        for first in range(0, self.documents, BATCH_DOCUMENTS):
+            last = min(first + BATCH_DOCUMENTS, self.documents)
+            bounds = self._read("tokens.idx", np.int64, first, last + 1, offset)
+            start = 0
+            while start < last - first:
+                fits = np.searchsorted(bounds, bounds[start] + BATCH_SENTENCES, "right") - 1
+                stop = max(int(fits), start + 1)
+                span = bounds[start : stop + 1]
+                lengths = self._read("tokens.idx", np.int32, span[0], span[-1], HEADER.size)
+                end = token + int(lengths.sum(dtype=np.int64))
+                yield EncodedDocuments(
+                    self._read("tokens.bin", self._ids.dtype, token, end),
+                    lengths,
+                    np.diff(span),
+                    np.zeros(stop - start, np.int64),
+                    None if self._words is None else self.words(token, end),
+                )
+                start, token = stop, end
 
     def _bounds(self, first: int, last: int) -> IntArray:
         """Return the start of each document from the first, and the end of the last before."""
@@ -330,6 +361,14 @@ class CorpusWriter:
 
     def add(self, encoded: EncodedDocuments, sources: Sequence[str]) -> None:
         """Append documents, each with its source file."""
+        self.append(encoded)
+        size = self.written.bytes + int(encoded.bytes.sum())
+        self.written = replace(self.written, bytes=size)
+        for path, size in zip(sources, encoded.bytes.tolist(), strict=True):
+            self.count_source(path, size)
+
+    def append(self, encoded: EncodedDocuments) -> None:
+        """Append documents whose bytes and sources are counted apart."""
         columns: dict[str, npt.NDArray[Any]] = {
             "tokens.bin": encoded.ids.astype(DTYPES[self._code]),
             "lengths.part": encoded.sentences.astype(np.int32),
@@ -343,21 +382,24 @@ class CorpusWriter:
             columns["words.bin"], rest = np.packbits(begins[:full]), tuple(begins[full:].tolist())
         for name, column in columns.items():
             self._files[name].write(column.tobytes())
-        self.written = WriteProgress(
+        self.written = replace(
+            self.written,
             documents=self.written.documents + len(encoded.documents),
             sentences=self.written.sentences + len(encoded.sentences),
             tokens=self.written.tokens + len(encoded.ids),
-            bytes=self.written.bytes + int(encoded.bytes.sum()),
             pending_bits=rest,
         )
-        for path, size in zip(sources, encoded.bytes.tolist(), strict=True):
-            self.count_source(path, size)
 
-    def count_source(self, path: str, size: int) -> None:
-        """Count one document of a source file."""
+    def count_source(self, path: str, size: int, documents: int = 1) -> None:
+        """Count documents of a source file, and their bytes."""
         source = self._sources.setdefault(path, SourceStats(path))
-        source.documents += 1
+        source.documents += documents
         source.bytes += size
+
+    def merge_source(self, path: str, size: int, documents: int = 1) -> None:
+        """Count documents that were appended, and their bytes in the corpus too."""
+        self.written = replace(self.written, bytes=self.written.bytes + size)
+        self.count_source(path, size, documents)
 
     def sync(self) -> WriteProgress:
         """Flush everything to the disk, and return the progress."""

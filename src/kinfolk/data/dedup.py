@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import Document, is_plain_text, read_leniently
 from kinfolk.data.files import FileProblems, file_sizes
 from kinfolk.errors import UserError
@@ -178,8 +179,17 @@ class ExactDeduplicator:
 
     def find_or_add(self, text: str, location: int) -> int | None:
         """Return the location of an equal text, but for white space at its ends, or add this."""
+        return self.find_or_add_hash(self.hash(text), location)
+
+    @staticmethod
+    def hash(text: str) -> int:
+        """Return the hash by which texts are compared."""
+        return hash64(text.strip())
+
+    def find_or_add_hash(self, value: int, location: int) -> int | None:
+        """Return the location of a text with this hash, or add it."""
         before = len(self._locations)
-        first = self._locations.setdefault(hash64(text.strip()), location)
+        first = self._locations.setdefault(value, location)
         return first if len(self._locations) == before else None
 
 
@@ -197,7 +207,10 @@ class MinHashDeduplicator:
 
     def find_or_add(self, text: str, location: int) -> int | None:
         """Return the location of the most similar text before, or add this one."""
-        signature = minhash_signature(text)
+        return self.find_or_add_signature(minhash_signature(text), location)
+
+    def find_or_add_signature(self, signature: Signature | None, location: int) -> int | None:
+        """Return the location of the text with the most similar signature before, or add this."""
         if signature is None:
             return None
         bands, texts = _bands(signature), len(self._locations)
@@ -246,7 +259,8 @@ def _minhash() -> Any:
 
 NGRAM_WORDS = 13  # in an n-gram that counts as contamination (Brown et al. 2020)
 MAX_EVALUATION_FILES = 100_000  # in a folder
-MAX_EVALUATION_BYTES = 1 << 29  # of all files, whose n-grams take some six times as much memory
+# Of all files and of their text, whose n-grams take some six times as much memory.
+MAX_EVALUATION_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -263,12 +277,15 @@ def evaluation_files(paths: Sequence[Path]) -> dict[Path, int | None]:
     sizes = file_sizes(paths, any_suffix=True, max_files=MAX_EVALUATION_FILES)
     total = sum(size or 0 for size in sizes.values())
     if total > MAX_EVALUATION_BYTES:
-        raise UserError(
-            f"{', '.join(map(str, paths))}: {len(sizes):,} evaluation files of {total:,} bytes are "
-            f"more than the {MAX_EVALUATION_BYTES:,} whose n-grams are held in memory: name the "
-            "evaluation files"
-        )
+        raise _too_large_error(paths, f"{len(sizes):,} evaluation files of {total:,} bytes are")
     return sizes
+
+
+def _too_large_error(paths: Sequence[Path], found: str) -> UserError:
+    return UserError(
+        f"{', '.join(map(str, paths))}: {found} more than the {MAX_EVALUATION_BYTES:,} whose "
+        "n-grams are held in memory: name the evaluation files"
+    )
 
 
 class ContaminationIndex:
@@ -276,7 +293,12 @@ class ContaminationIndex:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.files = list(evaluation_files(paths))
-        parts = [part for number in range(len(self.files)) for part in self._ngrams(number)]
+        parts, size = [], 0
+        for number, document in self._documents():
+            size += len(document.text.encode(errors="replace"))
+            if size > MAX_EVALUATION_BYTES:  # compressed files have more text than bytes
+                raise _too_large_error(paths, f"{size:,} bytes of text are")
+            parts += self._ngrams(number, document)
         if not parts:
             raise UserError(
                 f"nothing in {', '.join(map(str, paths))} has {NGRAM_WORDS} words in a row: texts "
@@ -290,13 +312,19 @@ class ContaminationIndex:
         self._prefilter = np.zeros(1 << (64 - int(self._shift)), dtype=bool)
         self._prefilter[self._hashes >> self._shift] = True
 
-    def _ngrams(self, number: int) -> Iterator[tuple[Hashes, Offsets, Offsets]]:
-        for document in read_leniently(self.files[number], FileProblems()):
-            hashes, offsets = words(document.text)
-            ngrams = hash_ngrams(hashes, NGRAM_WORDS)
-            if len(ngrams):
-                lines = _line_numbers(document, offsets[: len(ngrams)])
-                yield ngrams, lines, np.full(len(ngrams), number, dtype=np.int32)
+    def _documents(self) -> Iterator[tuple[int, Document]]:
+        for number, file in enumerate(self.files):
+            for document in read_leniently(file, FileProblems()):
+                yield number, document
+
+    @staticmethod
+    def _ngrams(number: int, document: Document) -> list[tuple[Hashes, Offsets, Offsets]]:
+        hashes, offsets = words(document.text)
+        ngrams = hash_ngrams(hashes, NGRAM_WORDS)
+        if not len(ngrams):
+            return []
+        lines = _line_numbers(document, offsets[: len(ngrams)])
+        return [(ngrams, lines, np.full(len(ngrams), number, dtype=np.int32))]
 
     def first_match(self, text: str) -> NgramMatch | None:
         """Return the first n-gram that a text shares with an evaluation file."""
@@ -333,6 +361,13 @@ Dropped = dict[str, Any]  # a record of dropped.jsonl
 OnDrop = Callable[[Dropped], None]
 
 
+def dropped_record(found: Dropped, document: Document) -> Dropped:
+    """Return the record of a document that is left out for a reason that was found."""
+    where = {"source": str(document.source), "source_line": document.line}
+    excerpt = document.text.strip()[:PREVIEW_CHARS]
+    return {"reason": found["reason"]} | where | found | {"excerpt": excerpt}
+
+
 class DocumentFilter(Iterator[Document]):
     """Documents, without those that there is a reason to leave out.
 
@@ -356,9 +391,7 @@ class DocumentFilter(Iterator[Document]):
             if found is None:
                 return document
             self.left_out[found["reason"]] += 1
-            where = {"source": str(document.source), "source_line": document.line}
-            excerpt = document.text.strip()[:PREVIEW_CHARS]
-            self._on_drop({"reason": found["reason"]} | where | found | {"excerpt": excerpt})
+            self._on_drop(dropped_record(found, document))
         raise StopIteration
 
 
@@ -376,6 +409,31 @@ class EmptyFilter(DocumentFilter):
         return {"reason": EMPTY} if not text or text.isspace() else None
 
 
+class DuplicateIndex:
+    """The documents so far: the first of equal ones ("exact"), or of similar ones too ("near")."""
+
+    def __init__(self, mode: str) -> None:
+        if mode not in DEDUP_MODES:
+            raise UserError(f"dedup {mode}: choose exact or near")
+        self.reasons = [EXACT_DUPLICATE, *([NEAR_DUPLICATE] if mode == "near" else [])]
+        self._locations = Locations()
+        self._exact = ExactDeduplicator()
+        self._near = MinHashDeduplicator() if mode == "near" else None
+
+    def find_or_add(
+        self, document: Document, value: int, signature: Callable[[], Signature | None]
+    ) -> Dropped | None:
+        """Return the kind of duplicate and of which document, or add one by hash and signature."""
+        location, reason = self._locations.pack(document), EXACT_DUPLICATE
+        first = self._exact.find_or_add_hash(value, location)
+        if first is None and self._near is not None:
+            first, reason = self._near.find_or_add_signature(signature(), location), NEAR_DUPLICATE
+        if first is None:
+            return None
+        source, line = self._locations.unpack(first)
+        return {"reason": reason, "same_as": {"source": str(source), "source_line": line}}
+
+
 class DedupFilter(DocumentFilter):
     """Documents without duplicates: the first of equal ones ("exact"), or of similar ones too."""
 
@@ -385,24 +443,15 @@ class DedupFilter(DocumentFilter):
         mode: str,
         on_drop: OnDrop = lambda dropped: None,
     ) -> None:
-        if mode not in DEDUP_MODES:
-            raise UserError(f"dedup {mode}: choose exact or near")
-        near = [NEAR_DUPLICATE] if mode == "near" else []
-        super().__init__(documents, [EXACT_DUPLICATE, *near], on_drop)
-        self._locations = Locations()
-        self._exact = ExactDeduplicator()
-        self._near = MinHashDeduplicator() if mode == "near" else None
+        self._index = DuplicateIndex(mode)
+        super().__init__(documents, self._index.reasons, on_drop)
 
     def check(self, document: Document) -> Dropped | None:
         """Return which kind of duplicate this is, and of which earlier document."""
-        location, reason = self._locations.pack(document), EXACT_DUPLICATE
-        first = self._exact.find_or_add(document.text, location)
-        if first is None and self._near is not None:
-            first, reason = self._near.find_or_add(document.text, location), NEAR_DUPLICATE
-        if first is None:
-            return None
-        source, line = self._locations.unpack(first)
-        return {"reason": reason, "same_as": {"source": str(source), "source_line": line}}
+        text = document.text
+        return self._index.find_or_add(
+            document, ExactDeduplicator.hash(text), lambda: minhash_signature(text)
+        )
 
 
 class DecontaminationFilter(DocumentFilter):
@@ -437,3 +486,21 @@ def left_out_summary(left_out: Mapping[str, int]) -> str:
         f"{count:,} {reason if count == 1 else plurals.get(reason, reason)}"
         for reason, count in left_out.items()
     )
+
+
+MAX_COMPARED_TOKENS = 20_000_000  # of a corpus, from its beginning: about a second
+
+
+def duplicate_fraction(corpus: Corpus) -> float:
+    """Return the fraction of the tokens of a corpus in documents that equal an earlier one."""
+    seen: set[bytes] = set()
+    tokens = duplicates = 0
+    for i in range(corpus.documents):
+        ids = corpus.document(i)
+        key = blake2b(ids.tobytes(), digest_size=16).digest()
+        tokens += len(ids)
+        duplicates += len(ids) if key in seen else 0
+        seen.add(key)
+        if tokens >= MAX_COMPARED_TOKENS:
+            break
+    return duplicates / max(tokens, 1)

@@ -26,6 +26,7 @@ from kinfolk.data.files import (
     MAX_LINE_CHARS,
     PARQUET,
     STDIN,
+    ByteRange,
     FileProblems,
     InputFile,
     OnSkip,
@@ -87,11 +88,23 @@ def read_documents(
 
 
 def read_files(
-    files: Sequence[Path], options: ReadOptions, *, named: Collection[Path] = ()
+    files: Sequence[Path],
+    options: ReadOptions,
+    *,
+    named: Collection[Path] = (),
+    parts: Mapping[Path, ByteRange | None] | None = None,
 ) -> Iterator[Document]:
-    """Stream the documents of files, empty ones too; a file that was `named` must have text."""
+    """Stream the documents of files, empty ones too; a file that was `named` must have text.
+
+    `parts` are the files that are read, each with a range of its bytes or None for all of them.
+    """
     _check(options, files)
-    return (document for path in files for document in _read(path, options, named=path in named))
+    ranges = dict.fromkeys(files) if parts is None else parts
+    return (
+        document
+        for path, part in ranges.items()
+        for document in _read(path, options, named=part is None and path in named, part=part)
+    )
 
 
 def read_leniently(
@@ -154,10 +167,11 @@ def _read(
     *,
     named: bool = False,
     problems: FileProblems | None = None,
+    part: ByteRange | None = None,
 ) -> Iterator[Document]:
     held: list[str] = []
     size = 0
-    for source, text, ends in _text_parts(path, options, named=named, problems=problems):
+    for source, text, ends in _text_parts(path, options, named=named, problems=problems, part=part):
         held.append(text)
         size += len(text)
         if size > MAX_LINE_CHARS:
@@ -219,10 +233,15 @@ def _text_parts(
     *,
     named: bool = False,
     problems: FileProblems | None = None,
+    part: ByteRange | None = None,
 ) -> Iterator[tuple[InputFile, str, bool]]:
     """Read a source in parts, and refuse one that was named and has no text."""
     # A dataset has no bytes here.
-    opened = nullcontext(InputFile(path, BytesIO())) if is_dataset_name(path) else open_input(path)
+    opened = (
+        nullcontext(InputFile(path, BytesIO()))
+        if is_dataset_name(path)
+        else open_input(path, part=part)
+    )
     empty = True
     with opened as source:
         for text, ends in _texts(source, options, problems):

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from kinfolk.data.corpus import EncodedDocuments, IntArray
 from kinfolk.data.documents import Document
 from kinfolk.errors import UserError
+from kinfolk.machine import available_cpus
 from kinfolk.text import Tokenizer, sentence_ends
 from kinfolk.text.segment import tokens_starting_words, word_segmenter
 
@@ -414,8 +415,7 @@ DocumentGroup = tuple[bool, list[Document]]  # whether these documents are held 
 
 def default_num_workers(text: float | None) -> int:
     """Return the number of worker processes for this many bytes of text."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, MAX_WORKERS) if text is None or text > MIN_POOL_BYTES else 1
+    return min(available_cpus(), MAX_WORKERS) if text is None or text > MIN_POOL_BYTES else 1
 
 
 def encode_in_parallel(

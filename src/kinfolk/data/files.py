@@ -60,12 +60,25 @@ class FileProblems:
         self.blank += pending and not visible
 
 
+@dataclass(frozen=True)
+class ByteRange:
+    """The bytes of a file from `start` up to `stop`, which begin and end between documents."""
+
+    start: int
+    stop: int
+
+
 class InputFile:
     """A file while it is read: its bytes, the decompressed bytes, and the position of reading."""
 
-    def __init__(self, path: Path, raw: IO[bytes]) -> None:
+    def __init__(self, path: Path, raw: IO[bytes], part: ByteRange | None = None) -> None:
         self.path, self.raw = path, raw
         self.name = "standard input" if path == STDIN else str(path)
+        self.start = 0 if part is None else part.start
+        self.size = None if part is None else part.stop - part.start  # None: up to the end
+        if part is not None:
+            raw.seek(part.start)
+            self.name += f" (lines counted from byte {part.start:,})" if part.start else ""
         self.place = 0  # bytes of the file read so far
         self.line = 1  # the line that decoding has reached
         self.document_line = 1  # the line on which the present document begins
@@ -91,15 +104,20 @@ class _CountingReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._source.raw.read(len(buffer))
+        size = len(buffer)
+        if self._source.size is not None:
+            size = min(size, self._source.size - self._source.place)
+        data = self._source.raw.read(size)
         buffer[: len(data)] = data
         self._source.place += len(data)
         return len(data)
 
 
 @contextmanager
-def open_input(path: Path, read: Callable[[], bytes] | None = None) -> Iterator[InputFile]:
-    """Open a file or the standard input; damage and denied access become user errors.
+def open_input(
+    path: Path, read: Callable[[], bytes] | None = None, part: ByteRange | None = None
+) -> Iterator[InputFile]:
+    """Open a file, a part of it or the standard input; damage and denied access are user errors.
 
     `read` returns the bytes of a file that is in memory already.
     """
@@ -108,7 +126,7 @@ def open_input(path: Path, read: Callable[[], bytes] | None = None) -> Iterator[
             yield InputFile(path, sys.stdin.buffer)
         else:
             with path.open("rb") if read is None else io.BytesIO(read()) as raw:
-                yield InputFile(path, raw)
+                yield InputFile(path, raw, part)
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise UserError(f"{path} is corrupt or truncated ({error}): download it again") from error
     except OSError as error:
@@ -137,14 +155,16 @@ def decode_utf8(source: InputFile, problems: FileProblems | None = None) -> Iter
     """Decode a source part by part; a sequence of bytes that is cut waits for the next part."""
     rest, read, final = b"", 0, False
     while not final:
-        part = source.stream.read(READ_BYTES)
+        # A part of a file is read in the blocks in which the whole is.
+        part = source.stream.read(READ_BYTES - (source.start + read + len(rest)) % READ_BYTES)
         final, data = not part, rest + part
         try:
             text, used = utf_8_decode(data, "strict" if problems is None else "replace", final)
         except UnicodeDecodeError as error:
             line = source.line + data.count(b"\n", 0, error.start)
+            byte = source.start + read + error.start
             raise UserError(
-                f"{source.name} is not UTF-8 at byte {read + error.start:,} (line {line:,}): "
+                f"{source.name} is not UTF-8 at byte {byte:,} (line {line:,}): "
                 "convert it first, for example with iconv -t utf-8"
             ) from error
         if problems is not None:
@@ -156,7 +176,7 @@ def decode_utf8(source: InputFile, problems: FileProblems | None = None) -> Iter
                 "convert or remove it"
             )
         source.line += data.count(b"\n", 0, used)
-        yield text.removeprefix("\ufeff") if read == 0 else text
+        yield text.removeprefix("\ufeff") if source.start + read == 0 else text
         rest, read = data[used:], read + used
 
 

@@ -51,8 +51,17 @@ from kinfolk.data.encode import (
     encode_in_parallel,
 )
 from kinfolk.data.files import SkippedFile, file_sizes, skipped_summary
+from kinfolk.data.shards import (
+    CountedDocuments,
+    DuplicateCandidates,
+    FilePart,
+    FileParts,
+    Shard,
+    ShardRecord,
+    count_newlines,
+)
 from kinfolk.errors import UserError
-from kinfolk.files import DISK_FULL_ERRNOS, error_number, lock_file, new_file
+from kinfolk.files import DISK_FULL_ERRNOS, error_number, lock_file, new_file, sha256
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
@@ -194,7 +203,7 @@ def resumable_output(
     fresh = [parent for parent in part.work_dir.parents if not parent.exists()]
     try:
         with _exclusive(part.work_dir, target):
-            _check_vacant(out)
+            check_vacant(out)
             part.load_progress(on_message)
             try:
                 yield part
@@ -306,6 +315,7 @@ def prepare(
     dedup: str | None = None,
     decontaminate: Files = (),
     strict: bool = False,
+    shard: str | None = None,
     progress: Progress = lambda read, whole: None,
     on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
@@ -318,8 +328,9 @@ def prepare(
     n-grams with evaluation files (`decontaminate`) are removed. `left_out` of the corpus counts
     them, and its file dropped.jsonl lists every document that is left out and every file of a
     folder that is skipped; with `strict`, a skipped file is an error. `workers=None` chooses a
-    number by the size of the text. `progress` receives the bytes read so far and the bytes of all
-    files; `on_message` receives messages for the user.
+    number by the size of the text. With `shard="2/8"` only the second of eight parts is prepared,
+    which `merge_shards` joins to the same corpus. `progress` receives the bytes read so far and the
+    bytes of all files; `on_message` receives messages for the user.
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
@@ -331,17 +342,18 @@ def prepare(
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.load(tokenizer)
     paths, out = as_paths(files), Path(out)
-    _check_vacant(out)
+    check_vacant(out)
     options, named = ReadOptions(document, field, column), frozenset(paths)
     evaluation = evaluation_files(as_paths(decontaminate)) if decontaminate else {}
     skipped: list[SkippedFile] = []
     sizes = file_sizes(paths, on_skip=skipped.append)
     report_skipped(skipped, strict=strict, on_message=on_message)
+    part_of = None if shard is None else Shard.parse(shard)
     work = PrepareConfig(
         *(sizes, named, options, tokenizer, holdout, word_boundaries, dedup, evaluation),
-        tuple(skipped),
+        *(tuple(skipped), part_of, part_of.parts(sizes, options) if part_of else None),
     )
-    workers = workers or default_num_workers(estimate_text_bytes(sizes))
+    workers = workers or default_num_workers(estimate_text_bytes(work.sizes()))
     fingerprint = work.fingerprint()
     if fingerprint is None:
         on_message("this input can be read only once: a run that is killed cannot be resumed")
@@ -350,8 +362,8 @@ def prepare(
         disk_full_as_user_error(out),
     ):
         if not part.complete:
-            _write(work, part, workers, progress_reporter(sizes, progress), on_message)
-    return Corpus.open(out)
+            _write(work, part, workers, progress_reporter(work.sizes(), progress), on_message)
+    return Corpus.open(out, shard=part_of is not None)
 
 
 def parse_fraction(value: float | str) -> float:
@@ -399,6 +411,17 @@ class PrepareConfig:
     dedup: str | None
     evaluation: dict[Path, int | None]  # files, with their sizes
     skipped: tuple[SkippedFile, ...] = ()  # files of folders that are not read
+    shard: Shard | None = None
+    parts: FileParts | None = None  # of the files, in this shard
+
+    def sizes(self) -> dict[Path, int | None]:
+        """Return the files that are read, with the bytes that are read of each."""
+        if self.parts is None:
+            return self.files
+        return {
+            path: self.files[path] if part is None else part.stop - part.start
+            for path, part in self.parts.items()
+        }
 
     def fingerprint(self) -> str | None:
         """Return a hash of inputs and options; None where text cannot be read again."""
@@ -409,14 +432,21 @@ class PrepareConfig:
         options = (*astuple(self.options), self.holdout, self.words, self.dedup)
         facts = json.dumps(
             [FORMAT_VERSION, self.tokenizer.fingerprint, files, options, len(self.evaluation)]
+            + ([] if self.shard is None else [str(self.shard)])
         )
         return blake2b(facts.encode(), digest_size=16).hexdigest()
 
-    def documents(self, on_drop: OnDrop) -> list[DocumentFilter]:
+    def read(self) -> Iterator[Document]:
+        """Stream the documents of the files, or of the shard."""
+        return read_files(list(self.files), self.options, named=self.named, parts=self.parts)
+
+    def filters(self, documents: Iterable[Document], on_drop: OnDrop) -> list[DocumentFilter]:
         """Return the filters that documents pass; the last yields those to be written."""
-        documents = read_files(list(self.files), self.options, named=self.named)
         filters: list[DocumentFilter] = [EmptyFilter(documents, on_drop)]
-        if self.dedup is not None:
+        if self.dedup is not None and self.shard is not None:
+            candidates = DuplicateCandidates(filters[-1], self.dedup, self.is_held_out, on_drop)
+            filters.append(candidates)
+        elif self.dedup is not None:
             filters.append(DedupFilter(filters[-1], self.dedup, on_drop))
         if self.evaluation:
             filters.append(DecontaminationFilter(filters[-1], list(self.evaluation), on_drop))
@@ -449,8 +479,10 @@ def _write(
             )
             for folder, state in zip(folders, states, strict=True)
         ]
-        on_drop = stack.enter_context(_dropped_file(part.folder / DROPPED_FILE, work.skipped))
-        filters = work.documents(on_drop)
+        skipped = work.skipped if work.shard is None else ()
+        on_drop = stack.enter_context(dropped_file(part.folder / DROPPED_FILE, skipped))
+        documents = CountedDocuments(work.read())
+        filters = work.filters(documents, on_drop)
         groups = _group_documents(work, filters[-1], writers)
         encoded = stack.enter_context(closing(encode_in_parallel(groups, work.encoder(), workers)))
         for number, ((held, group), ids) in enumerate(encoded):
@@ -462,16 +494,51 @@ def _write(
             report(group[-1].source, group[-1].bytes_read)
         left_out = {reason: n for kept in filters for reason, n in kept.left_out.items()}
         shown = {reason: n for reason, n in left_out.items() if n or reason != EMPTY}
-        _check(writers, work.holdout, left_out_summary(shown))
+        if work.shard is None:
+            check_not_empty(writers, work.holdout, left_out_summary(shown))
         writers[0].left_out = left_out
         writers[0].skipped_files = Counter(file.reason for file in work.skipped)
         if shown:
             on_message(f"left out: {left_out_summary(shown)}")
+    if work.shard is not None:
+        _shard_record(work, work.shard, documents, part.folder / DROPPED_FILE).save(part.folder)
     part.progress = tuple(writer.written for writer in writers)
 
 
+def _shard_record(
+    work: PrepareConfig, shard: Shard, documents: CountedDocuments, dropped: Path
+) -> ShardRecord:
+    """Return what the folder of a shard says about the input, the options and its part."""
+    parts = [
+        FilePart(str(path), 0, work.files[path] or 0, 0, documents.counts.get(path, 0))
+        if part is None
+        else FilePart(
+            *(str(path), part.start, part.stop, count_newlines(path, part)),
+            documents.counts.get(path, 0),
+        )
+        for path, part in (work.parts or {}).items()
+    ]
+    return ShardRecord(
+        *(shard.number, shard.count, work.tokenizer.fingerprint),
+        files=[[str(path), size] for path, size in work.files.items()],
+        named=[str(path) for path in work.files if path in work.named],
+        skipped=[[str(file.path), file.reason] for file in work.skipped],
+        options={
+            "document": work.options.per,
+            "field": work.options.field,
+            "column": work.options.column,
+            "holdout": work.holdout,
+            "word-boundaries": work.words,
+            "dedup": work.dedup,
+            "decontaminate": [[str(path), size] for path, size in work.evaluation.items()],
+        },
+        parts=parts,
+        dropped_sha256=sha256(dropped),
+    )
+
+
 @contextmanager
-def _dropped_file(file: Path, skipped: Sequence[SkippedFile]) -> Iterator[OnDrop]:
+def dropped_file(file: Path, skipped: Sequence[SkippedFile]) -> Iterator[OnDrop]:
     """Write the skipped files, and return a function that writes what is left out.
 
     The filters read every document again when a run is resumed, so that the list is written anew.
@@ -514,13 +581,13 @@ def _group_documents(
 def _check_space(
     work: PrepareConfig, part: PartialCorpus, sample: EncodedDocuments, on_message: OnMessage
 ) -> None:
-    text = estimate_text_bytes(work.files)
+    text = estimate_text_bytes(work.sizes())
     if text is not None:
         need = estimate_corpus_bytes(text, sample, dtype_code(work.tokenizer))
         on_message(check_disk_space(part.work_dir, need))
 
 
-def _check_vacant(out: Path) -> None:
+def check_vacant(out: Path) -> None:
     if not out.name:
         raise UserError(f"{out} is not the name of a new folder: choose another -o")
     if (out / "corpus.json").exists():
@@ -531,7 +598,7 @@ def _check_vacant(out: Path) -> None:
         raise UserError(f"{out} already exists and is not empty: choose another -o")
 
 
-def _check(writers: Sequence[CorpusWriter], holdout: float, left_out: str) -> None:
+def check_not_empty(writers: Sequence[CorpusWriter], holdout: float, left_out: str) -> None:
     if not all(writer.written.documents for writer in writers):
         kept, *held = (writer.written.documents for writer in writers)
         if not held:

@@ -254,6 +254,7 @@ FAMILY = Family(
     | PUBLISHED,
     objectives={"sop": SOP, "nsp": NSP, "mlm": MLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
+    max_lr_times_width=0.128,
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",
     hf=HuggingFace(

@@ -4,7 +4,7 @@ All families have the same standard sizes, so that a comparison at one size is f
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -230,6 +230,9 @@ class Family:
     # Pretraining objectives, the default first; none for a baseline.
     objectives: Mapping[str, type[Any]] = field(default_factory=dict)
     training: TrainConfig = field(default_factory=TrainConfig)  # of the standard sizes
+    # Of the standard sizes, the learning rate times the hidden size, at most: wide networks
+    # diverge, or never leave the loss of a unigram model, at the rate of narrow ones.
+    max_lr_times_width: float | None = None
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
     # Of fine-tuning from pretrained weights; None: by architecture, size and pretraining.
     finetune_training: TrainConfig | None = None
@@ -321,4 +324,7 @@ class Family:
 
     def train(self, size: str) -> TrainConfig:
         """Return the training settings of a size: the paper's for a published one."""
-        return self.paper_training.get(size, self.training)
+        if size in self.paper_training or self.max_lr_times_width is None:
+            return self.paper_training.get(size, self.training)
+        highest = self.max_lr_times_width / self.config(size).hidden_size
+        return replace(self.training, lr=min(self.training.lr, float(f"{highest:.1e}")))

@@ -250,6 +250,7 @@ FAMILY = Family(
     # Deviation: the released code also masks and predicts [UNK]; here no special token is masked.
     objectives={"nsp": NSP, "mlm": MLM, "sop": SOP, "unilm": UniLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
+    max_lr_times_width=0.128,
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",
     hf=HuggingFace(

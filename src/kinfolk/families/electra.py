@@ -259,6 +259,7 @@ FAMILY = Family(
     # them as they are, for the generator to predict as well.
     objectives={"rtd": RTD},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
+    max_lr_times_width=0.128,
     paper_training={
         "electra-small": PAPER_TRAINING,
         "electra-base": replace(PAPER_TRAINING, steps=766_000, batch_size=256, lr=2e-4),

@@ -107,6 +107,7 @@ FAMILY = Family(
     # Deviation: the released code begins every text with [CLS]; here part A is the text alone.
     objectives={"blanks": BlankInfilling},
     training=TrainConfig(lr=1e-3, warmup=200),
+    max_lr_times_width=0.256,
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     task_template="bert",
 )

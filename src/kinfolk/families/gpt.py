@@ -199,6 +199,7 @@ FAMILY = Family(
     sizes=standard_sizes(GPTConfig, dropout=0.0, attention_dropout=0.0) | {"gpt": GPTConfig()},
     objectives={"clm": CLM},
     training=TrainConfig(lr=1e-3, warmup=200),
+    max_lr_times_width=0.256,
     paper_training={
         # Section 4.1; the steps are those that Devlin et al. 2018 report of it in appendix A.4, the
         # betas those of the released code.

@@ -119,6 +119,7 @@ FAMILY = Family(
     },
     objectives={"clm": CLM, "prefix": PrefixLM},
     training=TrainConfig(lr=1e-3, warmup=200),
+    max_lr_times_width=0.256,
     paper_training={
         "gpt2": paper_training(6e-4),
         "gpt2-medium": paper_training(3e-4),

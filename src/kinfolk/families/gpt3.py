@@ -85,6 +85,7 @@ FAMILY = Family(
     },
     objectives={"clm": CLM},
     training=TrainConfig(lr=1e-3, warmup=200),
+    max_lr_times_width=0.256,
     paper_training={
         "gpt3-125m": paper_training(6e-4, 256),
         "gpt3-350m": paper_training(3e-4, 256),

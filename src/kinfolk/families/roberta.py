@@ -122,6 +122,7 @@ FAMILY = Family(
     },
     objectives={"full_sentences": FullSentences, "mlm": MLM},
     training=TrainConfig(lr=1e-3, warmup=200),
+    max_lr_times_width=0.128,
     paper_training={
         "roberta-base": PAPER_TRAINING,
         "roberta-large": replace(PAPER_TRAINING, lr=4e-4, warmup=30_000),

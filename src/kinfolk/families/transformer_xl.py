@@ -295,5 +295,6 @@ FAMILY = Family(
     | PUBLISHED,
     objectives={"stream": RecurrentCLM, "clm": CLM},
     training=TrainConfig(lr=1e-3, warmup=200),
+    max_lr_times_width=0.256,
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
 )

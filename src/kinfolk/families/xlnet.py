@@ -294,6 +294,7 @@ FAMILY = Family(
     # from row to row, with a memory of half a row.
     objectives={"permutation": PermutationLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
+    max_lr_times_width=0.256,
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="xlnet",
     hf=HuggingFace(

@@ -116,12 +116,16 @@ def build_prompt(
     if model.decoding == "two-stream":  # XLNet: texts end with a separator, no token opens them
         eos_ids = {special_tokens.sep} if special_tokens.sep is not None else set()
         return EncodedPrompt(list(ids), None, eos_ids, non_text_ids(model, tokenizer) - eos_ids)
-    eos_ids = set() if special_tokens.eos is None else {special_tokens.eos}
+    # A vocabulary of BERT has no end token: texts are between [CLS] and [SEP].
+    bos, eos = special_tokens.bos, special_tokens.eos
+    if eos is None:
+        bos, eos = special_tokens.cls if bos is None else bos, special_tokens.sep
+    eos_ids = set() if eos is None else {eos}
     suppressed = non_text_ids(model, tokenizer) - eos_ids
     if model.decoding == "encoder-decoder":
         start = model.config.decoder_start_token_id
         return EncodedPrompt([start], [*ids, *eos_ids], eos_ids, suppressed)
-    bos = special_tokens.eos if special_tokens.bos is None else special_tokens.bos
+    bos = eos if bos is None else bos
     start = [bos] if bos is not None and (add_bos_token or not ids) else []
     return EncodedPrompt([*start, *ids], None, eos_ids, suppressed)
 

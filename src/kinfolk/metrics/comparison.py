@@ -62,7 +62,8 @@ class Difference:
     p: float
     shown: bool
     seeds: int  # of the entrant with fewer, among those that depend on a seed; 0: neither does
-    rows_only: bool  # the interval covers rows but no seeds: no entrant of the table has several
+    rows_only: bool  # the interval covers rows, but not how another seed would train
+    fixed: tuple[str, ...] = ()  # those of the two that no seed changes
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class _Sample:
     scores: FloatArray  # (seeds,)
     resampled: FloatArray  # mean over seeds for each bootstrap sample of rows
     fixed: bool  # no seed changes the model
+    baseline: bool
 
     @property
     def value(self) -> float:
@@ -100,9 +102,16 @@ class _Sample:
         """The variance between the scores of seeds."""
         return float(self.scores.var(ddof=1)) if self.df else 0.0
 
-    def seed_variance(self, least: float) -> float:
-        """Return the variance of the mean over seeds, whose scores vary by `least` or more."""
-        return 0.0 if self.fixed else max(self.variance, least) / len(self.scores)
+    def seed_variance(self, pooled: _Variance) -> _Variance:
+        """Return the variance of the mean over seeds, whose scores vary as those of all or more.
+
+        A baseline is not one of those that are pooled: if it varies more, its own seeds say so.
+        """
+        if self.fixed:
+            return _Variance(0.0, math.inf)
+        own = self.baseline and self.variance > pooled.value
+        value = max(self.variance, pooled.value) / len(self.scores)
+        return _Variance(value, float(self.df) if own else pooled.df)
 
 
 def document_statistics(scores: Sequence[tuple[float, float]]) -> Statistics:
@@ -121,7 +130,7 @@ def summarize(metric: Metric, statistics: Sequence[Statistics], *, fixed: bool =
     farthest = max(above, sample.value - metric.minimum)
     variance = max(float(sample.resampled.var(ddof=1)), (farthest / sample.rows) ** 2)
     rows = _Variance(variance, max(sample.rows - 1.0, 1.0))
-    seeds = _Variance(sample.seed_variance(least=0.0), float(sample.df))
+    seeds = _Variance(sample.variance / len(sample.scores), float(sample.df))
     parts = seeds, rows
     half = _half_width(parts, 1 - CONFIDENCE_LEVEL)
     high = sample.value + half
@@ -143,9 +152,10 @@ def compare_all(
     """Compare every pair of entrants of one table on the same rows, the best entrants first.
 
     `statistics` has an array for each seed of each entrant. Entrants in `fixed` are models that no
-    seed changes: one array is enough. Two entrants in `baselines` are not compared with each other.
+    seed changes: one array is enough. Two entrants in `baselines` are not compared with each other,
+    and how their seeds vary says nothing about the others.
     """
-    samples = _samples(metric, statistics, fixed)
+    samples = _samples(metric, statistics, fixed, baselines)
     sign = 1 if metric.lower_is_better else -1
     ranked = sorted(samples, key=lambda name: sign * samples[name].value)
     pairs = [
@@ -156,7 +166,10 @@ def compare_all(
 
 
 def _samples(
-    metric: Metric, statistics: Mapping[str, Sequence[Statistics]], fixed: Collection[str]
+    metric: Metric,
+    statistics: Mapping[str, Sequence[Statistics]],
+    fixed: Collection[str],
+    baselines: Collection[str] = (),
 ) -> dict[str, _Sample]:
     """Score every seed of every entrant, on all rows and on the same bootstrap samples of rows."""
     sizes = {len(rows) for seeds in statistics.values() for rows in seeds}
@@ -179,18 +192,19 @@ def _samples(
             scores=np.array([metric.aggregate(rows) for rows in seeds]),
             resampled=np.concatenate(resampled[name]),
             fixed=name in fixed,
+            baseline=name in baselines,
         )
         for name, seeds in arrays.items()
     }
 
 
 def _pooled(samples: Collection[_Sample]) -> _Variance:
-    """Return the variance between seeds over all entrants, with its degrees of freedom.
+    """Return the variance between seeds over all but baselines, with its degrees of freedom.
 
     They are those of Satterthwaite for entrants of unequal variance, corrected for the bias that
     squared variances of few seeds have, and at least those of one entrant.
     """
-    known = [sample for sample in samples if sample.df]
+    known = [sample for sample in samples if sample.df and not sample.baseline]
     total = sum(sample.df * sample.variance for sample in known)
     if not total:
         return _Variance(0.0, math.inf)
@@ -205,8 +219,7 @@ def _difference(
 ) -> Difference:
     a, b = samples[first], samples[second]
     value = a.value - b.value
-    seeds = a.seed_variance(pooled.value) + b.seed_variance(pooled.value)
-    parts = _Variance(seeds, pooled.df), _row_variance(a, b)
+    parts = a.seed_variance(pooled), b.seed_variance(pooled), _row_variance(a, b)
     half = _half_width(parts, (1 - CONFIDENCE_LEVEL) / pairs)
     return Difference(
         first=first,
@@ -217,7 +230,9 @@ def _difference(
         p=min(1.0, pairs * _p_value(value, parts)),
         shown=abs(value) > half,
         seeds=min((len(s.scores) for s in (a, b) if not s.fixed), default=0),
-        rows_only=not (a.fixed and b.fixed) and not any(s.df for s in samples.values()),
+        rows_only=any(not s.fixed and not s.df for s in (a, b))
+        and not any(s.df and not s.baseline for s in samples.values()),
+        fixed=tuple(name for name in (first, second) if samples[name].fixed),
     )
 
 

@@ -63,7 +63,9 @@ class _Wording:
         seeds = min((d.seeds for d in differences if d.seeds), default=0)
         if not seeds:
             return ""
-        return f"{seeds} seeds" if seeds >= self.seeds else f"{seeds} of {self.seeds} seeds"
+        words = f"{seeds} seeds" if seeds >= self.seeds else f"{seeds} of {self.seeds} seeds"
+        fixed = dict.fromkeys(name for d in differences for name in d.fixed)
+        return f"{words}; no seed changes {join_words([*fixed], 'or')}" if fixed else words
 
 
 def unit_of(metric: Metric) -> tuple[str, float]:

@@ -82,10 +82,10 @@ class Recurrence:
         # Autocast itself would run cuDNN in float16, in which small gradients are lost.
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(dtype)
-            state = self._first_states(layer, x)
+            state = self._text_states(layer, x)
             output, *final = lstm(layer, x, state, self.texts, weight_dropout)
         if self.carried:
-            self.final += [self.texts.last_states(part).to(own) for part in final]
+            self.final += [self.texts.final_states(part).to(own) for part in final]
         return output.to(own)
 
     def output(self, hidden: Tensor) -> Output:
@@ -112,11 +112,11 @@ class Recurrence:
         continues = document_ids == self.inputs.attention_mask.document_ids[:, :1]
         return list(torch.split(states * continues, state_sizes(self.carried), dim=-1))
 
-    def _first_states(self, layer: nn.LSTM, x: Tensor) -> LSTMState:
+    def _text_states(self, layer: nn.LSTM, x: Tensor) -> LSTMState:
         """Return the states that a layer starts each text from."""
         if self.initial:
             hidden, cell = self.initial[len(self.final) :][:2]
-            first, then = self.texts.first_states(hidden), self.texts.first_states(cell)
+            first, then = self.texts.initial_states(hidden), self.texts.initial_states(cell)
             return first.to(x.dtype), then.to(x.dtype)
         texts = x.shape[1] if self.texts.batch_sizes is None else self.texts.num_texts
         count = layer.num_layers * (2 if layer.bidirectional else 1)
@@ -198,7 +198,7 @@ def lstm(
     # `train` keeps what the backward pass needs; there is no dropout inside of the layer.
     settings = layer.bias, layer.num_layers, 0.0, torch.is_grad_enabled(), layer.bidirectional
 
-    def of_rows(rows: Tensor, start: LSTMState) -> tuple[Tensor, Tensor, Tensor]:
+    def run_layer(rows: Tensor, start: LSTMState) -> tuple[Tensor, Tensor, Tensor]:
         if not layer.proj_size:
             return torch.lstm(rows, start, weights, *settings, False)
         with warnings.catch_warnings():
@@ -206,9 +206,9 @@ def lstm(
             return torch.lstm(rows, start, weights, *settings, False)
 
     if texts.batch_sizes is None:
-        return of_rows(x, state)
+        return run_layer(x, state)
     if x.device.type == "cpu" and not layer.bidirectional and not layer.proj_size:
-        return lstm_in_runs(of_rows, x, state, texts.runs)
+        return lstm_in_runs(run_layer, x, state, texts.runs)
     return torch.lstm(x, texts.batch_sizes, state, weights, *settings)
 
 
@@ -267,7 +267,7 @@ def mirrored_positions(document_ids: Tensor) -> Tensor:
 
 
 def lstm_in_runs(
-    of_rows: Callable[[Tensor, LSTMState], tuple[Tensor, Tensor, Tensor]],
+    run_layer: Callable[[Tensor, LSTMState], tuple[Tensor, Tensor, Tensor]],
     x: Tensor,
     state: LSTMState,
     runs: Sequence[tuple[int, int]],
@@ -279,7 +279,7 @@ def lstm_in_runs(
     outputs, ended, start = [], [], 0
     for (size, length), (left, _) in pairwise([*runs, (0, 0)]):
         rows = x[start : start + size * length].view(length, size, -1)
-        output, *last = of_rows(rows, (state[0].contiguous(), state[1].contiguous()))
+        output, *last = run_layer(rows, (state[0].contiguous(), state[1].contiguous()))
         outputs.append(output.flatten(0, 1))
         ended.append([part[:, left:] for part in last])
         state = last[0][:, :left], last[1][:, :left]

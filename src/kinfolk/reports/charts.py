@@ -212,12 +212,9 @@ def interval_chart(
 
 def scatter(
     points: Sequence[Point],
-    lines: Sequence[ReferenceLine] = (),
     *,
     x: str,
     y: str,
-    log_x: bool = False,
-    log_y: bool = False,
     digits: int = 2,
 ) -> Markup:
     """Draw named points, with the interval of their height where they have one."""
@@ -235,15 +232,7 @@ def scatter(
         }
         for point in shown
     ]
-    spec = {
-        "points": drawn,
-        "lines": reference_lines(lines),
-        "x": x,
-        "y": y,
-        "logX": log_x,
-        "logY": log_y,
-        "digits": digits,
-    }
+    spec = {"points": drawn, "x": x, "y": y, "logX": False, "logY": False, "digits": digits}
     table = [(p.name, p.note, number(p.x, digits), number(p.y, digits)) for p in shown]
     return figure("scatter", summary(y, x, (p.name for p in shown)), spec, ("", "", x, y), table)
 

@@ -99,6 +99,10 @@ def budget_card(race: Json) -> list[Card]:
     asides = (
         [] if spread is None else [f"Planned budgets are equal within {100 * spread:.1f}\u00a0%."]
     )
+    if measured := budget.get("measured"):
+        low, high = duration(measured["low"]), duration(measured["high"])
+        apart = f"{100 * measured['spread']:.1f}\u00a0%"
+        asides.append(f"The runs took {low} to {high}: {apart} of the budget apart.")
     words = str(budget["words"])
     return [Card("Budget", words.removesuffix(" each"), "for each entrant", asides)]
 

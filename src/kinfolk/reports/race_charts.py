@@ -32,7 +32,7 @@ from kinfolk.reports.race_view import (
 
 Entrants = Mapping[str, Entrant]
 LEARNING_AXES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
-FAR = 2  # widths of the range of all entrants
+OUTLIER_RANGES = 2  # a baseline is this many ranges of all entrants away from them
 TRADEOFF_COSTS = ("flops", "seconds", "tokens", "parameters", "peak_bytes", "joules")
 
 
@@ -42,7 +42,7 @@ def interval_panel(
     """Draw the mean and interval of every row, best first, over the baselines."""
     if not rows:
         return Markup()
-    far = far_baselines([*rows, *lines])
+    outliers = outlying_baselines([*rows, *lines])
     one_method = len({row.words for row in rows}) == 1
     drawn = [
         IntervalRow(
@@ -55,37 +55,37 @@ def interval_panel(
             color=entrants[row.name].color or 0,
         )
         for row in rows
-        if row not in far
+        if row not in outliers
     ]
-    references = [ReferenceLine(r.name, scale.factor * r.mean) for r in lines if r not in far]
+    references = [ReferenceLine(r.name, scale.factor * r.mean) for r in lines if r not in outliers]
     panel = interval_chart(drawn, references, x=scale.axis, digits=scale.digits)
-    return panel + far_words(far, scale)
+    return panel + outlier_note(outliers, scale)
 
 
-def far_baselines(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+def outlying_baselines(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """Return baselines so far from all entrants that drawing them would hide the differences."""
     entrants = [row for row in rows if not row.baseline]
     if len(entrants) < 2:
         return []
     low = min(row.mean if row.low is None else row.low for row in entrants)
     high = max(row.mean if row.high is None else row.high for row in entrants)
-    reach = FAR * (high - low)
+    reach = OUTLIER_RANGES * (high - low)
     return [row for row in rows if row.baseline and not low - reach <= row.mean <= high + reach]
 
 
-def far_words(far: Sequence[ScoreRow], scale: Scale) -> Markup:
+def outlier_note(outliers: Sequence[ScoreRow], scale: Scale) -> Markup:
     """Say which baselines are not drawn."""
-    if not far:
+    if not outliers:
         return Markup()
-    names = ", ".join(f"{row.name} ({scale.score(row.mean)})" for row in far)
+    names = ", ".join(f"{row.name} ({scale.score(row.mean)})" for row in outliers)
     return Markup('<p class="hint far">Off the axis: {}.</p>\n').format(names)
 
 
 def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
     """Draw the score of every entrant by the number of labelled rows."""
     rows = score_rows(task["rows"], scale)
-    far = far_baselines(rows)
-    names = dict.fromkeys(row.name for row in rows if row not in far)
+    outliers = outlying_baselines(rows)
+    names = dict.fromkeys(row.name for row in rows if row not in outliers)
     series = []
     for name in names:
         own = {row.labels: row for row in rows if row.name == name}

@@ -31,7 +31,7 @@ PSEUDO_HINT = (
     "A pseudo-likelihood predicts each token from the text on both sides of it. That is easier "
     "than predicting it from the left alone, and the product of such predictions is not the "
     "probability of the text: these numbers are not bits that would encode it, and they are not "
-    "ranked against likelihoods, nor against those of another method."
+    "ranked against likelihoods, nor against those of another method or of other units."
 )
 LEARNING_HINT = (
     "Only losses of the same objective share a panel: a loss of one objective says nothing about "
@@ -129,12 +129,18 @@ def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> Te
     compared = {name for pair in found for name in (pair.first, pair.second)}
     contest = [row for row in ranked if row.name in compared or not row.baseline]
     parts = [score_part(ranked, found, scale, chart=exact)]
-    # Pseudo-likelihoods of different methods are not comparable either.
-    for method in dict.fromkeys(row.get("words", "") for row in rows if row["kind"] == PSEUDO):
-        same = [r for r in rows if r["kind"] == PSEUDO and r.get("words", "") == method]
+    # Pseudo-likelihoods of different methods, or of different units, are not comparable either.
+    panels: dict[tuple[str, str], list[Json]] = {}
+    for row in rows:
+        if row["kind"] == PSEUDO:
+            panels.setdefault((row.get("words", ""), row.get("units", "")), []).append(row)
+    methods = [method for method, _ in panels]
+    for (method, units), same in panels.items():
         pseudo = score_rows(same, scale)
         apart = race_charts.interval_panel(pseudo, [], scale, entrants)
         title = f"{PSEUDO_TITLE}, {method.removeprefix(PSEUDO).lstrip(', ')}".rstrip(", ")
+        if methods.count(method) > 1:
+            title += f", {units}"
         hint = PSEUDO_HINT if len(parts) == 1 else ""
         parts.append(score_part(pseudo, found, scale, title=title, hint=hint, chart=apart))
     return TextSection(

@@ -114,20 +114,30 @@ def score_columns(rows: Sequence[ScoreRow], scale: Scale) -> tuple[list[str], li
     columns = {
         scale.metric: [Cell(scale.score(row.mean), row.mean) for row in rows],
         "95 % interval": [Cell(interval(row.low, row.high, scale), width(row)) for row in rows],
-        "spread over seeds": [Cell(scale.score(row.spread), number(row.spread)) for row in rows],
+        "spread over seeds": [
+            Cell("fixed" if row.fixed else scale.score(row.spread), number(row.spread))
+            for row in rows
+        ],
         "each seed": [Cell(each_seed(row, scale), number(row.mean)) for row in rows],
         "fine-tuning": [
             Cell("–" if row.seconds is None else duration(row.seconds), number(row.seconds))
             for row in rows
         ],
+        "learning rate": [
+            Cell("–" if row.lr is None else f"{row.lr:.2g}", number(row.lr)) for row in rows
+        ],
+        "steps": [
+            Cell("–" if row.steps is None else f"{row.steps:,.0f}", number(row.steps))
+            for row in rows
+        ],
+        "pooling": [Cell(row.pooling or "–", row.pooling) for row in rows],
         "scored by": [Cell(row.words, row.words) for row in rows],
     }
-    if not any(row.words for row in rows):
-        del columns["scored by"]
     if not many:
         del columns["spread over seeds"], columns["each seed"]
-    if all(row.seconds is None for row in rows):
-        del columns["fine-tuning"]
+    for title in ("fine-tuning", "learning rate", "steps", "pooling", "scored by"):
+        if all(cell.value == "" for cell in columns[title]):
+            del columns[title]
     return list(columns), [list(line) for line in zip(*columns.values(), strict=True)]
 
 
@@ -236,6 +246,8 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
                 )
                 for value in values
             ]
+        if key == "seconds" and any(map(seconds_range, entrants)):
+            columns["time by seed"] = [range_cell(seconds_range(one)) for one in entrants]
     words = ["counting" if one.get("counted") else one.get("objective") or "" for one in entrants]
     if any(words):
         columns = {"objective": [Cell(word or "–", word) for word in words], **columns}
@@ -243,6 +255,20 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
     named = zip(entrants, lines, strict=False)
     rows = [TableRow(one["name"], line, bool(one.get("baseline"))) for one, line in named]
     return list(columns), [row for row in rows if not row.baseline or has_cost(row)]
+
+
+def seconds_range(entrant: Json) -> tuple[float, float] | None:
+    """Return the shortest and the longest time of an entrant's seeds; None of one seed."""
+    low, high = (entrant.get("cost") or {}).get("seconds_range") or (0.0, 0.0)
+    return None if low == high else (low, high)
+
+
+def range_cell(found: tuple[float, float] | None) -> Cell:
+    """Write a range of seconds; the width sorts it."""
+    if found is None:
+        return Cell("–")
+    low, high = found
+    return Cell(f"{duration(low)} to {duration(high)}", high - low)
 
 
 def has_cost(row: TableRow) -> bool:

@@ -73,6 +73,10 @@ class ScoreRow:
     words: str = ""
     seconds: float | None = None
     baseline: bool = False
+    fixed: bool = False  # no seed changes it
+    lr: float | None = None  # of fine-tuning
+    steps: float | None = None
+    pooling: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ def text_scale(likelihood: Json) -> Scale:
 
 def score_rows(rows: Sequence[Json], scale: Scale, labels: str | None = None) -> list[ScoreRow]:
     """Return rows that have a score, those of one number of labels, best first."""
+    settings = [row.get("settings") or {} for row in rows]
     found = [
         ScoreRow(
             name=row["entrant"],
@@ -150,8 +155,12 @@ def score_rows(rows: Sequence[Json], scale: Scale, labels: str | None = None) ->
             words=row.get("words", ""),
             seconds=finite(row.get("seconds")),
             baseline=bool(row.get("baseline")) or row.get("kind") == "baseline",
+            fixed=bool(row.get("fixed")),
+            lr=finite(chosen.get("lr")),
+            steps=finite(chosen.get("steps")),
+            pooling=chosen.get("pooling") or "",
         )
-        for row in rows
+        for row, chosen in zip(rows, settings, strict=True)
         if finite(row.get("mean")) is not None
         and (labels is None or str(row.get("labels", ALL)) == labels)
     ]

@@ -85,6 +85,7 @@ class Report:
     baselines: Sequence[Baseline] = ()
     samples: Sequence[Sample] = ()
     notes: Sequence[str] = ()
+    alarms: Sequence[str] = ()  # what was wrong with the run, and what to do
 
 
 def render(report: Report) -> str:

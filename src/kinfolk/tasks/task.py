@@ -208,10 +208,15 @@ class Task:
         """The metric that selects the best checkpoint."""
         return self.metric or self.all_metrics[0].name
 
+    def main_metric_of(self, rows: Sequence[Any] = ()) -> Metric:
+        """Return the main metric for the references of these rows."""
+        metrics = self.metrics([self.reference(row) for row in rows])
+        (metric,) = (m for m in metrics if m.name == self.main_metric)
+        return metric
+
     def normalized(self, score: float) -> float:
         """Return a score of the main metric rescaled so that higher is better and 1 is best."""
-        (metric,) = (m for m in self.metrics() if m.name == self.main_metric)
-        return metric.normalized(score)
+        return self.main_metric_of().normalized(score)
 
     def statistics(
         self, metric: Metric, rows: Sequence[Any], predictions: Sequence[Prediction]
@@ -238,8 +243,7 @@ class Task:
         seed: int = 0,
     ) -> ConfidenceInterval:
         """Return the main metric with its bootstrap interval."""
-        metrics = self.metrics([self.reference(row) for row in rows])
-        (metric,) = (m for m in metrics if m.name == self.main_metric)
+        metric = self.main_metric_of(rows)
         return confidence_interval(
             metric,
             self.statistics(metric, rows, predictions),

@@ -344,7 +344,8 @@ class Tokenizer:
         """Return the tokenizer with an end token, if "eos" is required and it has none.
 
         The end token is then [SEP], the line end of OpenAI's GPT vocabulary, which no text
-        contains after normalization, or the unknown token.
+        contains after normalization, or the unknown token. A text that ends with [SEP] begins with
+        [CLS], as in decoders that were trained with BERT's vocabulary.
         """
         if "eos" not in required or self.special_tokens.eos is not None:
             return self
@@ -352,12 +353,15 @@ class Tokenizer:
         token = next((t for t in candidates if t and self.token_to_id(t) is not None), None)
         if token is None:
             return self
+        names = {**self._names, "eos": token}
+        told = f"texts end with {token!r} (id {self.token_to_id(token)})"
+        if token == names.get("sep") and "cls" in names and "bos" not in names:
+            names["bos"] = names["cls"]
+            told += f" and begin with {names['bos']!r} (id {self.token_to_id(names['bos'])})"
         warnings.warn(
-            f"the tokenizer has no end token: texts end with {token!r} (id "
-            f"{self.token_to_id(token)})",
+            f"the tokenizer has no end token: {told}",
             stacklevel=1,  # one place, so that a command prints it once
         )
-        names = {**self._names, "eos": token}
         return Tokenizer(self._backend, names, length=self._length, target=self._target)
 
     @contextmanager

@@ -1,7 +1,8 @@
 """The log of a run: reproducible values in log.jsonl, throughput in speed.jsonl.
 
 log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"mlm": 4.5, "nsp": 0.75}}
-speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0}
+speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0, "wait_seconds": 0.01}
+alarms.jsonl   {"step": 7, "alarm": "spike", "message": "..."}, if there is any
 tensorboard/   the same numbers as events
 """
 
@@ -13,12 +14,43 @@ import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 
+ALARMS = "alarms.jsonl"  # a file that healthy runs do not have
+
 Values = Mapping[str, float | Mapping[str, float]]
+
+
+class Log(Protocol):
+    """Where the training loop writes the values of each step."""
+
+    def write(self, step: int, values: Values, speed: Mapping[str, float], /) -> None:
+        """Append one step."""
+        ...
+
+    def write_alarm(self, step: int, cause: str, message: str, /) -> None:
+        """Append an alarm."""
+        ...
+
+    def sync(self) -> None:
+        """Flush to the disk."""
+        ...
+
+
+class NoLog:
+    """The log of a process that writes none, beside the one that does."""
+
+    def write(self, step: int, values: Values, speed: Mapping[str, float], /) -> None:
+        """Write nothing."""
+
+    def write_alarm(self, step: int, cause: str, message: str, /) -> None:
+        """Write nothing."""
+
+    def sync(self) -> None:
+        """Flush nothing."""
 
 
 class MetricsLog:
@@ -36,6 +68,8 @@ class MetricsLog:
             lines, speed = (
                 _truncate_after(run / name, resume_at) for name in ("log.jsonl", "speed.jsonl")
             )
+            if (run / ALARMS).exists():
+                _truncate_after(run / ALARMS, resume_at).close()
             return cls(run, lines, speed, _summary_writer(run / "tensorboard", resume_at))
 
     def write(self, step: int, values: Values, speed: Mapping[str, float]) -> None:
@@ -48,6 +82,11 @@ class MetricsLog:
                 for name, value in _flatten({**values, "speed": speed}):
                     if math.isfinite(value):
                         self.tensorboard.add_scalar(name, value, step)
+
+    def write_alarm(self, step: int, cause: str, message: str) -> None:
+        """Append an alarm to a file of its own."""
+        with _write_errors(self.run), (self.run / ALARMS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "alarm": cause, "message": message}) + "\n")
 
     def sync(self) -> None:
         """Flush to the disk; before a checkpoint, so that none of its lines is lost."""
@@ -82,6 +121,12 @@ def read(run: Path) -> list[dict[str, Any]]:
 def speed_lines(run: Path) -> list[dict[str, Any]]:
     """Read the throughput of each step; none where no step was timed."""
     path = run / "speed.jsonl"
+    return [entry for _, entry in _read_lines(path)] if path.is_file() else []
+
+
+def alarms(run: Path) -> list[dict[str, Any]]:
+    """Read the alarms of a run: `step`, `alarm` (the cause) and `message`."""
+    path = run / ALARMS
     return [entry for _, entry in _read_lines(path)] if path.is_file() else []
 
 

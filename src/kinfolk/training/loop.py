@@ -14,8 +14,10 @@ from typing import Any
 from kinfolk.batch import Batch
 from kinfolk.errors import Terminated, UserError
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.log import MetricsLog, token_loss
+from kinfolk.training.distributed import LostProcessError, Processes
+from kinfolk.training.log import Log, token_loss
 from kinfolk.training.step import StepOutput
+from kinfolk.training.watch import Watch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,6 +32,7 @@ class Progress:
     eval_loss: float | None  # the same on held-out data, if evaluated at this step
     tokens_per_second: float  # input tokens
     losses: Mapping[str, float] = field(default_factory=dict)  # parts of the loss, if several
+    baseline: tuple[str, float] | None = None  # name and loss of the next to fall below, if any
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Callback:
     """Hooks of a run: override those of interest."""
 
     def on_message(self, message: str) -> None:
-        """Called with a message about the data or the settings."""
+        """Called with a message about the data or the settings, and with each alarm."""
 
     def on_step(self, progress: Progress) -> None:
         """Called when steps are logged: each one on a CPU, every tenth on CUDA."""
@@ -62,8 +65,11 @@ class Callback:
 
 
 @contextmanager
-def raise_on_signals() -> Iterator[None]:
-    """Raise Terminated on SIGTERM and SIGHUP in the block, as Python does for Ctrl-C."""
+def raise_on_signals() -> Iterator[list[int]]:
+    """Raise Terminated on SIGTERM and SIGHUP in the block, as Python does for Ctrl-C.
+
+    None are collected.
+    """
     process, terminals = os.getpid(), [stream for stream in (1, 2) if os.isatty(stream)]
 
     def terminate(number: int, frame: object) -> None:
@@ -75,7 +81,7 @@ def raise_on_signals() -> Iterator[None]:
         raise Terminated(number)
 
     with _handlers(terminate, SIGNALS[1:]):
-        yield
+        yield []
 
 
 @contextmanager
@@ -86,6 +92,14 @@ def defer_signals() -> Iterator[None]:
         yield
     if received:
         signal.raise_signal(received[0])  # now to the handler of before
+
+
+@contextmanager
+def record_signals() -> Iterator[list[int]]:
+    """Collect signals in the block, for processes that must stop at the same step."""
+    received: list[int] = []
+    with _handlers(lambda number, frame: received.append(number), SIGNALS):
+        yield received
 
 
 @contextmanager
@@ -112,7 +126,7 @@ class TrainLoop:
 
     train: TrainConfig
     step: Callable[[int, Sequence[Batch[Any]]], StepOutput]
-    log: MetricsLog
+    log: Log
     log_every: int  # steps between reads of the device: each read waits for it
     evaluate: Callable[[], Evaluation] | None  # None without held-out data
     save: Callable[[int, Evaluation | None], None]
@@ -120,17 +134,22 @@ class TrainLoop:
     should_stop: Callable[[], bool] = lambda: False  # called after each evaluation
     callbacks: Sequence[Callback] = ()
     remedy: Callable[[], str] = lambda: ""  # advice for a loss or gradient that is not finite
+    watch: Watch | None = None
+    processes: Processes = Processes()  # that run this loop together
+    received: Sequence[int] = ()  # signals that stop all of them before the next step
 
     global_step: int = field(default=0, init=False)
     unlogged: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)  # of the newest step
     since: float = field(default=0.0, init=False)
+    waited: float = field(default=0.0, init=False)  # seconds for batches, of the unlogged steps
 
     def run(self, start: int, batches: Iterable[Sequence[Batch[Any]]]) -> None:
         """Run from step `start` to the end, or to early stopping; an interrupt saves first."""
         self.global_step, saved, self.since = start, start, time.perf_counter()
         try:
-            for batch in batches:
+            for batch in self.timed(batches):
+                self.processes.raise_signals(self.received)
                 with defer_signals():
                     self.evaluation = None
                     output = self.step(self.global_step, batch)
@@ -150,11 +169,19 @@ class TrainLoop:
                         saved, self.since = self.global_step, time.perf_counter()
                 if stopping:
                     return
-        except (KeyboardInterrupt, Terminated):
+        except (KeyboardInterrupt, Terminated, LostProcessError):
             if self.global_step > saved:
                 self.write(False)
                 self.save(self.global_step, self.evaluation if self.is_new_best() else None)
             raise
+
+    def timed(self, batches: Iterable[Sequence[Batch[Any]]]) -> Iterator[Sequence[Batch[Any]]]:
+        """Yield the batches, and add up the seconds that each was waited for."""
+        began = time.monotonic()
+        for batch in batches:
+            self.waited += time.monotonic() - began
+            yield batch
+            began = time.monotonic()
 
     def is_due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, or the last."""
@@ -168,17 +195,25 @@ class TrainLoop:
         """Write the pending lines of the log, the newest with its evaluation."""
         if not self.unlogged:
             return
+        began = time.monotonic()
         # Waits for the device.
         lines = [(number, output.to_numbers()) for number, output in self.unlogged]
+        # While the device was busy, waiting for batches cost nothing.
+        waited, self.waited = max(0.0, self.waited - (time.monotonic() - began)), 0.0
         tokens = sum(int(output.tokens) for _, output in self.unlogged)
-        speed = tokens / max(time.perf_counter() - self.since, 1e-9)
-        self.unlogged.clear()
+        seconds = max(time.perf_counter() - self.since, 1e-9)
+        speed = tokens / seconds
+        timed = {
+            "seconds": seconds / len(lines),
+            "tokens_per_second": speed,
+            "wait_seconds": waited / len(lines),
+        }
         for index, (number, line) in enumerate(lines):
             norm = line.get("grad_norm", 0.0)
             for name, value in (("loss", line["loss"]), ("gradient norm", norm)):
                 if not math.isfinite(value):
                     for earlier, finite in lines[:index]:
-                        self.log.write(earlier, finite, {"tokens_per_second": speed})
+                        self.log.write(earlier, finite, timed)
                     kind = "NaN" if math.isnan(value) else "infinite"
                     raise UserError(f"{name} is {kind} at step {number}. {self.remedy()}".rstrip())
         newest = lines[-1][1]
@@ -187,8 +222,11 @@ class TrainLoop:
             metrics = self.evaluation.metrics
             assert metrics.keys().isdisjoint(newest), "a metric has the name of another value"
             newest.update(metrics)
+        self.unlogged.clear()
         for number, line in lines:
-            self.log.write(number, line, {"tokens_per_second": speed})
+            self.log.write(number, line, timed)
+            if self.watch is not None:
+                self.watch.observe(number, line, timed)
         eval_loss = None if self.evaluation is None else token_loss(newest, "eval_loss")
         progress = Progress(
             self.global_step,
@@ -197,6 +235,7 @@ class TrainLoop:
             eval_loss,
             speed,
             newest.get("losses", {}),
+            None if self.watch is None else self.watch.baseline,
         )
         for callback in self.callbacks:
             if self.evaluation is not None:

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from kinfolk.training.run import select_device
+
 POWERCAP = Path("/sys/class/powercap")
 PROC = Path("/proc/self")
 SAMPLE_SECONDS = 0.5  # between two readings of nvidia-smi or of a RAPL counter
@@ -37,14 +39,14 @@ class Usage:
 
 
 @contextlib.contextmanager
-def measure(device: torch.device | str = "auto") -> Iterator[Usage]:
+def measure(device: torch.device | str = "auto", *, energy: bool = True) -> Iterator[Usage]:
     """Measure the block; the usage is filled in at its end, also where it fails.
 
     On a CPU, peak memory is that of the process. It falls to the present size at the start of the
     block only where Linux allows it: see `reset_peak_memory`.
     """
-    device, usage = selected(device), Usage()
-    meter = EnergyMeter.for_device(device)
+    device, usage = select_device(device), Usage()
+    meter = EnergyMeter.for_device(device) if energy else None
     reset_peak_memory(device)
     start = time.perf_counter()
     if meter is not None:
@@ -59,16 +61,9 @@ def measure(device: torch.device | str = "auto") -> Iterator[Usage]:
         usage.peak_bytes = peak_memory(device)
 
 
-def selected(device: torch.device | str) -> torch.device:
-    """Return the device; `auto` is CUDA if available, as in a run."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
-
-
 def peak_memory(device: torch.device | str = "auto", proc: Path = PROC) -> int:
     """Return the most memory in bytes: allocated on a CUDA device, else resident of the process."""
-    device = selected(device)
+    device = select_device(device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with contextlib.suppress(OSError, ValueError):
@@ -82,7 +77,7 @@ def peak_memory(device: torch.device | str = "auto", proc: Path = PROC) -> int:
 
 def reset_peak_memory(device: torch.device | str = "auto", proc: Path = PROC) -> bool:
     """Start the peak anew; return whether it could be: a container may forbid it on a CPU."""
-    device = selected(device)
+    device = select_device(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True
@@ -107,7 +102,7 @@ class EnergyMeter(ABC):
     @staticmethod
     def for_device(device: torch.device | str, powercap: Path = POWERCAP) -> "EnergyMeter | None":
         """Return the meter of a device, None where the machine has none."""
-        device = selected(device)
+        device = select_device(device)
         if device.type == "cuda":
             index = physical_index(device)
             return NvmlMeter.of(index) or NvidiaSmiMeter.of(index)

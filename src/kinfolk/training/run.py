@@ -2,6 +2,7 @@
 
 RUN/recipe.json       what is trained, on which data, with which settings
 RUN/log.jsonl         losses and metrics by step; beside it speed.jsonl and tensorboard/
+RUN/alarms.jsonl      what is wrong with the run, if anything is
 RUN/checkpoints/      step-00000500/ ..., and the links last and best
 RUN/report.html       the curves, also of a run that was interrupted
 """
@@ -9,23 +10,29 @@ RUN/report.html       the curves, also of a run that was interrupted
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory, with_texts
+from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
 from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
 from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
-from kinfolk.training import checkpoint
+from kinfolk.training import checkpoint, log
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.log import MetricsLog
-from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals
+from kinfolk.training.distributed import LostProcessError, Processes
+from kinfolk.training.loader import WithTexts, data_loader
+from kinfolk.training.log import Log, MetricsLog, NoLog
+from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, Step, TrainStep
+from kinfolk.training.watch import Alarm, LossBaseline, Watch
+
+CUDA_LOG_EVERY = 10  # steps between reads of the device, each of which waits for it
 
 LossFn = Callable[[Batch[Any]], Loss]
 
@@ -43,6 +50,8 @@ class Workload(ABC):
     has_eval_data: bool
     fingerprints: Sequence[tuple[str, str]]  # path and hash of each data file or corpus
 
+    processes = Processes()  # that train the model together
+
     memory: list[SegmentMemory] | None = None  # of each micro-batch, where rows continue
     layer_lr_decay: float = 1.0
     unfreezing: GradualUnfreezing | None = None
@@ -50,6 +59,7 @@ class Workload(ABC):
     early_stopping_patience: int = 0  # evaluations without improvement; 0 never stops
     save_best: bool = False  # save at every evaluation that is the best so far
     row_length: int | None = None  # of every batch; None where batches differ in shape
+    selects_by_loss: bool = True  # the best checkpoint is that of the lowest held-out loss
 
     @classmethod
     @abstractmethod
@@ -85,7 +95,15 @@ class Workload(ABC):
     def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
         """Yield the micro-batches of each step from `start` on."""
         batches = WithTexts(self.batches) if reads_texts(self.model) else self.batches
-        return data_loader(batches, self.train, start, pinned)
+        return data_loader(batches, self.train, start, pinned, self.processes)
+
+    def loss_baselines(self) -> Sequence[LossBaseline]:
+        """Return the losses that the run should fall below, from the highest to the lowest."""
+        return ()
+
+    def duplicates(self) -> Mapping[str, float]:
+        """Return the fraction of each corpus in documents that equal an earlier one."""
+        return {}
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that select the best checkpoint, besides the loss."""
@@ -100,11 +118,16 @@ class Run:
     """A workload in training: optimizer, step, checkpoints and log of one folder."""
 
     def __init__(self, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> None:
-        self.work, self.folder, self.callbacks = work, folder, callbacks
+        self.work, self.folder, self.processes = work, folder, work.processes
+        self.callbacks = callbacks if self.processes.is_first else ()
+        if self.processes != Processes.from_environment():
+            raise UserError(
+                f"this kind of training runs in one process: start kinfolk {work.command} without "
+                "torchrun"
+            )
         train = work.train
         self.device = select_device(train.device)
-        cuda = self.device.type == "cuda"
-        self.bfloat16 = train.precision == "bfloat16" or (train.precision == "auto" and cuda)
+        self.bfloat16 = uses_bfloat16(train, self.device)
         self.train_step = work.make_step(folder, self.device, bfloat16=self.bfloat16)
         self.global_step = 0
         self.best: tuple[float, ...] | None = None  # score of the best checkpoint
@@ -115,6 +138,8 @@ class Run:
     def start(cls, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> Self:
         """Start a run; wrong settings are refused before the folder exists."""
         run = cls(work, folder, callbacks)
+        if not run.processes.is_first:
+            return run
         try:
             with new_folder(folder) as partial:
                 work.write_recipe(partial)
@@ -156,7 +181,7 @@ class Run:
         self.evals_since_best = state["evals_since_best"]
         if self.work.memory is not None:
             self.work.memory[:] = [
-                SegmentMemory(**parts).to(self.device) for parts in state["memory"]
+                self.processes.memory_share(parts).to(self.device) for parts in state["memory"]
             ]
 
     def _state_fault(self, state: Mapping[str, Any], step: int) -> str | None:
@@ -171,49 +196,110 @@ class Run:
             "finished": all_of([state.get("finished")], bool),
             "memory": all_of(saved, dict)
             and len(saved) == len(memory)
-            and all(map(fits_memory, saved, memory)),
+            and all(map(self.fits_memory, saved, memory)),
         }
         return next((name for name, good in right.items() if not good), None)
+
+    def fits_memory(self, saved: Mapping[str, Any], memory: SegmentMemory) -> bool:
+        """Return whether a memory from a file has all rows of one, in the shapes of its parts."""
+        own = vars(memory)
+        return (
+            saved.keys() == own.keys()
+            and all(isinstance(part, torch.Tensor) for part in saved.values())
+            and all(
+                saved[name].shape == self.processes.memory_shape(name, own[name]) for name in own
+            )
+        )
 
     def fit(self) -> Path:
         """Train to the end, or to early stopping, and write the report; return the folder.
 
-        SIGINT, SIGTERM and SIGHUP save a checkpoint and raise KeyboardInterrupt or Terminated.
+        SIGINT, SIGTERM and SIGHUP save a checkpoint and raise KeyboardInterrupt or Terminated. The
+        end of another process saves one, too, where it can, and raises LostProcessError.
         """
-        with raise_on_signals():
+        # Several processes stop before the same step, and no further signal disturbs the saving.
+        signals = record_signals if self.processes.several else raise_on_signals
+        with signals() as self.received:
             try:
                 if not self.finished:
                     self._train()
             except (KeyboardInterrupt, Terminated):
                 self._end(interrupted=True)
-                self.work.write_report(self.folder, finished=False)
+                self._write_report(finished=False)
                 raise
-            self.work.write_report(self.folder, finished=True)
+            except LostProcessError as error:
+                self._end(interrupted=True)
+                self._write_report(finished=False)
+                raise LostProcessError(
+                    f"another process of this run ended after step {self.global_step}; resume "
+                    f"with: {self.resume_command()}"
+                ) from error
+            self._write_report(finished=True)
         self._end(interrupted=False)
         return self.folder
 
+    def _write_report(self, *, finished: bool) -> None:
+        if self.processes.is_first:
+            self.work.write_report(self.folder, finished=finished)
+
     def _train(self) -> None:
         train, cuda = self.work.train, self.device.type == "cuda"
-        for name in self.work.results:  # those of an interrupted run
-            (self.folder / name).unlink(missing_ok=True)
+        self.processes.broadcast_weights(self.work.model)
         self.work.model.train()
-        with MetricsLog.open(self.folder, self.global_step) as self.log:
+        with self._open_log() as self.log:
             loop = TrainLoop(
                 train=train,
                 step=self.train_step,
                 log=self.log,
-                log_every=10 if cuda else 1,
+                log_every=log_interval(self.device),
                 evaluate=self.evaluate if self.work.has_eval_data else None,
                 save=self.save,
                 save_best=self.work.save_best,
                 should_stop=self.should_stop,
                 callbacks=self.callbacks,
                 remedy=self.remedy,
+                watch=self._watch(),
+                processes=self.processes,
+                received=self.received,
             )
             try:
                 loop.run(self.global_step, self.work.micro_batches(self.global_step, pinned=cuda))
             finally:
                 self.global_step = loop.global_step
+
+    def _watch(self) -> Watch | None:
+        """Return the watch of the run, which continues after the steps in its log."""
+        if not self.processes.is_first:
+            return None
+        watch = Watch(
+            self.work.train,
+            baselines=self.work.loss_baselines(),
+            has_eval_data=self.work.has_eval_data,
+            selects_by_loss=self.work.selects_by_loss,
+            on_alarm=self._on_alarm,
+            on_message=self._on_message,
+        )
+        if self.global_step:
+            raised = [entry["alarm"] for entry in log.alarms(self.folder)]
+            watch.restore(log.read(self.folder), raised)
+        else:
+            watch.start(self.work.duplicates())
+        return watch
+
+    def _on_alarm(self, alarm: Alarm) -> None:
+        self.log.write_alarm(alarm.step, alarm.cause, alarm.message)
+        self._on_message(f"alarm: {alarm.message}")
+
+    def _on_message(self, message: str) -> None:
+        for callback in self.callbacks:
+            callback.on_message(message)
+
+    def _open_log(self) -> AbstractContextManager[Log]:
+        if not self.processes.is_first:
+            return nullcontext(NoLog())
+        for name in self.work.results:  # those of an interrupted run
+            (self.folder / name).unlink(missing_ok=True)
+        return MetricsLog.open(self.folder, self.global_step)
 
     def _end(self, *, interrupted: bool) -> None:
         for callback in self.callbacks:
@@ -226,6 +312,15 @@ class Run:
     @torch.no_grad()
     def evaluate(self) -> Evaluation:
         """Return the metrics on held-out data, in the precision of training."""
+        metrics = self.processes.from_first(self._metrics)
+        score = self.work.score(metrics)
+        # Nothing is greater than NaN: as the best it would never be replaced.
+        comparable = not any(map(math.isnan, score))
+        is_best = comparable and (self.best is None or score > self.best)
+        self.evals_since_best = 0 if is_best else self.evals_since_best + 1
+        return Evaluation(metrics, score, is_best, self.work.main_metrics(metrics))
+
+    def _metrics(self) -> Mapping[str, Any]:
         self.work.model.eval()
         # Without a cache of casted weights, which a CUDA graph of generation might outlive.
         with torch.autocast(
@@ -233,12 +328,7 @@ class Run:
         ):
             metrics = self.work.evaluate(self.loss)
         self.work.model.train()
-        score = self.work.score(metrics)
-        # Nothing is greater than NaN: as the best it would never be replaced.
-        comparable = not any(map(math.isnan, score))
-        is_best = comparable and (self.best is None or score > self.best)
-        self.evals_since_best = 0 if is_best else self.evals_since_best + 1
-        return Evaluation(metrics, score, is_best, self.work.main_metrics(metrics))
+        return metrics
 
     def should_stop(self) -> bool:
         """Return whether the patience is exhausted: too many evaluations without improvement."""
@@ -269,7 +359,9 @@ class Run:
             "finished": step == train.steps or self.should_stop(),
         }
         if self.work.memory is not None:
-            state["memory"] = [vars(memory) for memory in self.work.memory]
+            state["memory"] = self.processes.gather_memory(self.work.memory)
+        if not self.processes.is_first:
+            return
 
         def write(folder: Path) -> None:
             self.work.save_model(folder)
@@ -287,23 +379,17 @@ class Run:
         return (
             f"Lower train.lr (now {train.lr:g}) or raise train.warmup (now {train.warmup}) in "
             f"{self.folder / 'recipe.json'}, then resume from step {step}: "
-            f"kinfolk {self.work.command} --resume {self.folder}"
+            f"{self.resume_command()}"
         )
+
+    def resume_command(self) -> str:
+        """Return the command that resumes the run, with as many processes."""
+        return self.processes.command(f"{self.work.command} --resume {self.folder}")
 
 
 def all_of(values: Any, *kinds: type) -> bool:
     """Return whether a value is a list of values of these types."""
     return isinstance(values, list) and all(type(value) in kinds for value in values)
-
-
-def fits_memory(saved: Mapping[str, Any], memory: SegmentMemory) -> bool:
-    """Return whether a memory from a file has the parts of another, in their shapes."""
-    own = vars(memory)
-    return (
-        saved.keys() == own.keys()
-        and all(isinstance(part, torch.Tensor) for part in saved.values())
-        and all(saved[name].shape == own[name].shape for name in own)
-    )
 
 
 def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> TrainStep:
@@ -316,8 +402,6 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     if compiled:
         learner.compile(dynamic=row_length is None)
     parameters = sum(p.numel() for p in model.parameters())
-    replayed = train.replays(parameters, row_length)
-    whole_rows = replayed and row_length is None and model.static_whole_rows
     return TrainStep(
         learner,
         build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay),
@@ -327,13 +411,14 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         device=device,
         bfloat16=bfloat16,
         block_masks=compiled and cuda and row_length is not None,
-        cuda_graph=cuda and ((compiled and replayed) or whole_rows),
+        cuda_graph=cuda and train.replays(parameters, row_length),
         memory=work.memory,
         unfreezing=work.unfreezing,
         attack=work.attack,
         # Reading loss and gradient norm waits for an accelerator; a step that saves waits
         # anyway. Values that are not finite in between are found when the log is written.
         checks=lambda number: not cuda or train.saves(number + 1),
+        processes=work.processes,
     )
 
 
@@ -361,37 +446,17 @@ def check_fingerprints(current: Sequence[tuple[str, str]], saved: Sequence[str])
     )
 
 
-class WithTexts(Dataset[Batch[Any]]):
-    """The batches of a data set, with the order in which recurrent layers read their texts."""
-
-    def __init__(self, batches: Dataset[Batch[Any]]) -> None:
-        self.batches = batches
-
-    def __getitem__(self, number: int) -> Batch[Any]:
-        return with_texts(self.batches[number])
+def log_interval(device: torch.device) -> int:
+    """Return the number of steps between two reads of the device for the log."""
+    return CUDA_LOG_EVERY if device.type == "cuda" else 1
 
 
-def data_loader(
-    batches: Dataset[Batch[Any]], train: TrainConfig, start: int, pinned: bool
-) -> Iterator[Sequence[Batch[Any]]]:
-    """Yield the micro-batches of each step from `start` on."""
-    parts = train.gradient_accumulation
-    loader = DataLoader(
-        batches,
-        batch_size=None,
-        sampler=range(start * parts, train.steps * parts),
-        num_workers=train.workers,
-        pin_memory=pinned,
-    )
-    group: list[Batch[Any]] = []
-    for batch in loader:
-        group.append(batch)
-        if len(group) == parts:
-            yield group
-            group = []
+def uses_bfloat16(train: TrainConfig, device: torch.device) -> bool:
+    """Return whether the forward pass of a run is in bfloat16."""
+    return train.precision == "bfloat16" or (train.precision == "auto" and device.type == "cuda")
 
 
-def select_device(device: str) -> torch.device:
+def select_device(device: torch.device | str) -> torch.device:
     """Return the device to run on; `auto` is CUDA if available."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

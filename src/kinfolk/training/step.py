@@ -14,6 +14,7 @@ from kinfolk.batch import Batch, ComputesLoss, Inputs, Loss, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
 from kinfolk.training.capture import GraphedForwardBackward
+from kinfolk.training.distributed import Processes
 from kinfolk.training.optimizer import load_optimizer_state
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 
@@ -98,11 +99,12 @@ class TrainStep:
         attack: FGM | None = None,
         # Whether loss and norm are checked before an update, by the number of the step.
         checks: Callable[[int], bool] | None = None,
+        processes: Processes = Processes(),  # that the rows of every micro-batch are shared by
     ) -> None:
         self.learner, self.optimizer, self.lr = learner, optimizer, lr
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.block_masks, self.memory = bfloat16, block_masks, memory
-        self.unfreezing, self.attack = unfreezing, attack
+        self.unfreezing, self.attack, self.processes = unfreezing, attack, processes
         # Reading costs nothing on a CPU; elsewhere it waits for the device.
         self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
@@ -119,6 +121,9 @@ class TrainStep:
         counts: Counter[str] = Counter()
         for batch in batches:
             counts.update(batch.counts)
+        tokens: Tensor | int = sum(input_tokens(batch.inputs) for batch in batches)
+        if self.processes.several:
+            counts, tokens = self.processes.sum_counts(counts, int(tokens))
         sums: dict[str, Tensor] = {}
         loss = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
@@ -132,13 +137,15 @@ class TrainStep:
             loss += mean
             for name, total in batch_loss.sums.items():
                 sums[name] = sums.get(name, 0.0) + total.detach()
+        if self.processes.several:
+            self.processes.sum_gradients(self.parameters)
+            loss, sums = self.processes.sum_losses(loss, sums, sorted(counts))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip or float("inf"))
         updated = not self.checks(number) or bool((loss + norm).isfinite())
         if updated:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
-        tokens = sum(input_tokens(batch.inputs) for batch in batches)
         return StepOutput(loss, norm, parts, counts, lr, tokens, updated)
 
     def _forward_backward(
@@ -146,9 +153,10 @@ class TrainStep:
     ) -> tuple[Loss, Tensor]:
         """Run forward and backward on one micro-batch; return its loss and its part of the mean.
 
-        Dropout, too, is a function of the seed and the step.
+        Dropout, too, is a function of the seed and the step; each process draws its own.
         """
-        torch.manual_seed(derive_seed(self.seed, number, part))
+        share = part * self.processes.count + self.processes.rank
+        torch.manual_seed(derive_seed(self.seed, number, share))
         if self.memory is not None:
             batch = batch.with_memory(self.memory[part])
         if self.graphed is not None and self.graphed.accepts(batch):

@@ -2,7 +2,8 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -201,29 +202,26 @@ def load_or_fit(
     return load(path, tokenizer)
 
 
-@dataclass(frozen=True)
 class Baselines:
-    """The two baselines of every loss curve, in nats per token.
+    """The two baselines of every loss curve, in nats per token, computed when they are first read.
 
-    `unigram` is the entropy of single tokens in the text that is scored: no model of single tokens
-    can be below it. `trigram` is fitted on the training text and scored on held-out text, if any.
+    Corpora come with their held-out documents and their weights: a token is weighted as its corpus
+    is in the rows of training. The 3-gram model is fitted on the documents of all, each once.
     """
 
-    unigram: float
-    trigram: LikelihoodScores | None
+    def __init__(self, texts: Sequence[tuple[CountableText, CountableText | None, float]]) -> None:
+        self._corpora = [(corpus, weight) for corpus, _, weight in texts]
+        self._held_out = [(text, weight) for _, text, weight in texts if text is not None]
 
+    @cached_property
+    def unigram(self) -> float:
+        """The entropy of single tokens in the text that is scored, the least of such models."""
+        return unigram_entropy(self._held_out or self._corpora)
 
-def baselines(texts: Sequence[tuple[CountableText, CountableText | None, float]]) -> Baselines:
-    """Return the baselines of corpora, each with its held-out documents and its weight.
-
-    A token is weighted as its corpus is in the rows of training. The 3-gram model is fitted on the
-    documents of all corpora, each once.
-    """
-    scored = [(held_out, weight) for _, held_out, weight in texts if held_out is not None]
-    if not scored:
-        return Baselines(unigram_entropy([(corpus, weight) for corpus, _, weight in texts]), None)
-    model = fit_ngram([(corpus, weight) for corpus, _, weight in texts])
-    return Baselines(unigram_entropy(scored), score_mixture(model, scored))
+    @cached_property
+    def trigram(self) -> LikelihoodScores | None:
+        """The score of a 3-gram model of the training text on held-out text, if there is any."""
+        return score_mixture(fit_ngram(self._corpora), self._held_out) if self._held_out else None
 
 
 def unigram_entropy(texts: Sequence[tuple[CountableText, float]]) -> float:

@@ -3,18 +3,12 @@
 A step costs input tokens, FLOPs and seconds. All three are measured on the real batches of a run.
 """
 
-import contextlib
 import dataclasses
-import gc
-import itertools
 import math
 import statistics
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,12 +18,11 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import has_static_shapes
 from kinfolk.training.capture import batch_key
 from kinfolk.training.flops import FlopCounter
-from kinfolk.training.log import MetricsLog
-from kinfolk.training.loop import TrainLoop
-from kinfolk.training.run import optimizer_step, select_device
+from kinfolk.training.run import optimizer_step, uses_bfloat16
 from kinfolk.training.step import input_tokens
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe
+from kinfolk.workflows.step_timing import ROUNDS, time_steps
 
 Kind = Literal["minutes", "flops", "tokens"]
 
@@ -39,13 +32,6 @@ MIN_STEPS = round(1 / TOLERANCE)  # rounding to whole steps is half a step up, a
 READ_STEPS = 256  # steps whose tokens are counted, where an epoch has more
 COUNTED_SHAPES = 4  # the most common shapes of a micro-batch, whose FLOPs are counted
 BATCHES_OF_SHAPE = 2  # micro-batches counted of a single shape, where FLOPs depend on the texts
-
-WARMUP_STEPS = 3  # before a step is timed: the first compiles
-ROUNDS = 7
-ROUND_SECONDS = 0.25  # of one run in a round
-MAX_ROUND_STEPS = 100
-FAR = 10**9  # steps that no measurement reaches
-CUDA_LOG_EVERY = 10  # steps between reads of the device in training/run.py
 
 HOW: dict[Kind, str] = {
     "tokens": (
@@ -65,9 +51,10 @@ HOW: dict[Kind, str] = {
     "minutes": (
         "Every run is given as many seconds. The seconds of a step, from reading its batch to the "
         "update of the weights, were measured on this machine before the runs: all runs in turn, "
-        f"in {ROUNDS} rounds, the median of each. The steps follow from them and stay the same "
-        "where a run is resumed; the seconds that the runs took are in the table of costs. "
-        "Starting, compiling, evaluations and checkpoints are not in the budget."
+        f"in {ROUNDS} rounds, the median of each, while as many other processes trained as run at "
+        "a time (--jobs). The steps follow from them and stay the same where a run is resumed; the "
+        "seconds that the runs took are in the table of costs. Starting, compiling, evaluations "
+        "and checkpoints are not in the budget."
     ),
 }
 
@@ -153,16 +140,18 @@ def format_amount(budget: Budget) -> str:
     return f"{budget.amount:.0f}" if budget.kind == "tokens" else f"{budget.amount:g}"
 
 
-def measure_costs(recipes: Mapping[str, Recipe], *, seconds: bool) -> dict[str, Cost]:
+def measure_costs(
+    recipes: Mapping[str, Recipe], *, seconds: bool, processes: int = 1
+) -> dict[str, Cost]:
     """Measure what a step of each recipe costs, on the device of the recipe.
 
     Models that count are left out: they read the text once and have no steps to spend. Seconds
-    hold for this process: for its number of threads, and for what else the machine does.
+    hold for the number of threads of this process, and for `processes` that train at a time.
     """
     trained = {name: r for name, r in recipes.items() if r.model.counting_steps is None}
     costs = {name: count_step(recipe) for name, recipe in trained.items()}
     if seconds:
-        timed = time_steps(trained)
+        timed = time_steps(trained, processes=processes)
         costs = {n: dataclasses.replace(cost, seconds=timed[n]) for n, cost in costs.items()}
     return costs
 
@@ -221,7 +210,7 @@ def flops_per_position(work: PretrainWorkload, read: Sequence[BatchSize]) -> flo
 def batch_flops(work: PretrainWorkload, batch: Batch[Any]) -> int:
     """Count the FLOPs of forward and backward on a micro-batch."""
     device = next(work.model.parameters()).device
-    step = optimizer_step(work, device, bfloat16=uses_bfloat16(work, device))
+    step = optimizer_step(work, device, bfloat16=uses_bfloat16(work.train, device))
     if work.memory is not None:
         batch = batch.with_memory(work.memory[0])
     batch = batch.to(device)
@@ -234,100 +223,3 @@ def batch_flops(work: PretrainWorkload, batch: Batch[Any]) -> int:
         torch.autograd.backward(loss.mean(batch.counts))
     work.model.zero_grad(set_to_none=True)
     return counter.total
-
-
-def uses_bfloat16(work: PretrainWorkload, device: torch.device) -> bool:
-    """Return whether the forward pass of a run is in bfloat16."""
-    precision = work.train.precision
-    return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
-
-
-class TimedRun:
-    """The training loop of a recipe, from batch to update, a few steps at a time."""
-
-    def __init__(self, recipe: Recipe, folder: Path, log: contextlib.ExitStack) -> None:
-        # Far from the end, where it would evaluate and save.
-        train = dataclasses.replace(recipe.train, steps=FAR, save_every=FAR, eval_every=FAR)
-        self.work = PretrainWorkload(dataclasses.replace(recipe, train=train))
-        self.device = select_device(train.device)
-        cuda = self.device.type == "cuda"
-        bfloat16 = uses_bfloat16(self.work, self.device)
-        self.work.model.train()
-        self.loop = TrainLoop(
-            train=train,
-            step=self.work.make_step(folder, self.device, bfloat16=bfloat16),
-            log=log.enter_context(MetricsLog.open(folder, -1)),
-            log_every=CUDA_LOG_EVERY if cuda else 1,
-            evaluate=None,
-            save=lambda step, evaluation: None,
-        )
-        self.batches: Iterator[Any] = self.work.micro_batches(0, pinned=cuda)
-        self.steps_per_round = 1
-
-    def seconds_per_step(self, steps: int) -> float:
-        """Run steps and return the seconds of one, with reading, logging and the update."""
-        self.wait()
-        start = time.perf_counter()
-        self.loop.run(self.loop.global_step, itertools.islice(self.batches, steps))
-        self.wait()
-        return (time.perf_counter() - start) / steps
-
-    def wait(self) -> None:
-        """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def warm_up(self) -> None:
-        """Compile the step, and choose how many steps a round has."""
-        fastest = min(self.seconds_per_step(1) for _ in range(WARMUP_STEPS))
-        steps = min(MAX_ROUND_STEPS, max(1, round(ROUND_SECONDS / fastest)))
-        if self.device.type == "cuda":  # as many reads of the device as in a run
-            steps = CUDA_LOG_EVERY * -(-steps // CUDA_LOG_EVERY)
-        self.steps_per_round = steps
-
-
-def time_steps(recipes: Mapping[str, Recipe]) -> dict[str, float]:
-    """Return the seconds of a step of each recipe: the median of rounds in which all take turns.
-
-    The speed of a machine drifts, so that runs measured one after the other would not be equal.
-    They are only where the device has not the memory for all.
-    """
-    try:
-        return time_in_rounds(recipes)
-    except torch.OutOfMemoryError:
-        if len(recipes) == 1:
-            raise
-    return {name: time_in_rounds({name: recipe})[name] for name, recipe in recipes.items()}
-
-
-def time_in_rounds(recipes: Mapping[str, Recipe]) -> dict[str, float]:
-    """Return the seconds of a step of each recipe, with all runs in memory."""
-    runs: dict[str, TimedRun] = {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as log, many_compiled():
-        try:
-            for name, recipe in recipes.items():
-                runs[name] = TimedRun(recipe, Path(folder, str(len(runs))), log)
-                runs[name].warm_up()
-            rounds = [
-                {name: run.seconds_per_step(run.steps_per_round) for name, run in runs.items()}
-                for _ in range(ROUNDS)
-            ]
-        finally:
-            runs.clear()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # the runs that follow may be other processes
-    return {name: statistics.median(of[name] for of in rounds) for name in recipes}
-
-
-@contextlib.contextmanager
-def many_compiled() -> Iterator[None]:
-    """Let each of many runs be compiled: after eight, torch runs the others uncompiled."""
-    if not torch.cuda.is_available():  # the CPU compiles only on demand, and importing it is slow
-        yield
-        return
-    from torch._dynamo import config
-
-    limits: Any = config
-    with limits.patch(recompile_limit=1024, accumulated_recompile_limit=1024):
-        yield

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kinfolk.data.corpus import Corpus
+from kinfolk.data.corpus import Corpus, corpus_fingerprint
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL
 from kinfolk.metrics.comparison import BITS_PER_BYTE, compare_all, document_statistics
 from kinfolk.metrics.metric import Metric, Statistics
@@ -18,7 +19,6 @@ from kinfolk.workflows.claim_list import Claim, Part
 from kinfolk.workflows.race_data import read_stored
 from kinfolk.workflows.race_jobs import read_result
 from kinfolk.workflows.race_plan import ALL_LABELS, Job, Plan
-from kinfolk.workflows.race_scores import main_metric
 
 JOB_KINDS = {"likelihood": "likelihood", "task": "finetune", "probe": "probe"}
 BITS, LAYERS = "bits per byte", "layers"
@@ -64,12 +64,14 @@ class MissingScoresError(Exception):
 
 def claim_effects(claim: Claim, races: Mapping[str, Path]) -> tuple[Effect, ...]:
     """Return the effect of each part of a claim; `races` are folders by the names of stages."""
-    return tuple(part_effect(claim, part, races[part.stage]) for part in claim.parts)
+    plans = {stage: Plan.read(race / "plan.json") for stage, race in races.items()}
+    return tuple(
+        part_effect(claim, part, races[part.stage], plans[part.stage]) for part in claim.parts
+    )
 
 
-def part_effect(claim: Claim, part: Part, race: Path) -> Effect:
+def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> Effect:
     """Measure one difference."""
-    plan = Plan.read(race / "plan.json")
     unit = BITS if claim.measure == "likelihood" else LAYERS
     try:
         if claim.measure == "probe":
@@ -154,7 +156,8 @@ def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) ->
     """
     means = {name: float(np.mean(scores)) for name, scores in measured.scores.items()}
     if claim.measure == "likelihood":
-        floors = {name: unigram_bits(plan.entrant_of[name].corpus) for name in means}
+        corpora = {name: Path(plan.entrant_of[name].corpus) for name in means}
+        floors = {name: unigram_bits(c, corpus_fingerprint(c)) for name, c in corpora.items()}
         best = min(means, key=lambda name: means[name])
         if means[best] < floors[best]:
             return None
@@ -170,7 +173,8 @@ def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) ->
     return f"neither is better than the largest class ({floor:.1f})"
 
 
-def unigram_bits(folder: str) -> float:
+@cache
+def unigram_bits(folder: Path, fingerprint: str) -> float:
     """Return the bits per byte of the held-out text of a corpus by a unigram model."""
     corpus = Corpus.open(folder)
     scores = score_text(fit_ngram([(corpus, 1.0)], 1), Corpus.open(corpus.folder / "holdout"))
@@ -204,7 +208,8 @@ def task_metric(race: Path, plan: Plan) -> Metric:
     """Return the metric of the task of a comparison."""
     task = plan.tasks[0]
     rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
-    return main_metric(task.value, rows)
+    metric: Metric = task.value.main_metric_of(rows)
+    return metric
 
 
 def entrant_statistics(claim: Claim, entrant: str, race: Path, plan: Plan) -> list[Statistics]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.data.documents import ReadOptions, read_documents
+from kinfolk.data.documents import DocumentUnit, ReadOptions, read_documents
 from kinfolk.data.files import find_files
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
@@ -26,6 +26,7 @@ from kinfolk.workflows.claim_scores import Effect, claim_effects
 from kinfolk.workflows.compare import (
     OPTIONS_FILE,
     RESULT_FILE,
+    check_document_unit,
     race_options,
     resume_race,
     start_race,
@@ -65,7 +66,7 @@ class ClaimsSettings:
     corpus: tuple[Path, ...]
     tasks: tuple[str, ...] = ()
     seeds: int = 3
-    document: str = "block"
+    document: DocumentUnit = "block"
     device: str = "auto"
 
 
@@ -77,7 +78,7 @@ def run_claims(
     tasks: Path | str | Sequence[Path | str] = (),
     scale: str | Scale = "nano",
     seeds: int = 3,
-    document: str = "block",
+    document: DocumentUnit = "block",
     device: str = "auto",
     jobs: int | None = None,
     on_message: OnMessage = lambda message: None,
@@ -101,6 +102,7 @@ def run_claims(
         document=document,
         device=device,
     )
+    check_document_unit(document)
     if seeds < 2:
         raise UserError(f"--seeds {seeds}: a verdict needs the spread of at least 2 seeds")
     chosen, out = claims(names), Path(out)
@@ -108,14 +110,15 @@ def run_claims(
     by_need = tasks_by_need(settings)
     for claim in chosen if names else ():
         require_tasks(claim, by_need)
-    results = {}
+    found = {claim.name: read_claim(claim, settings, out) for claim in claims()}
+    results = []
     for claim in chosen:
         on_message(f"{claim.name}: {claim.sentence}")
-        results[claim.name] = run_claim(claim, settings, by_need, out, jobs, callbacks)
-        found = {c.name: results.get(c.name) or read_claim(c, settings, out) for c in claims()}
+        results.append(run_claim(claim, settings, by_need, out, jobs, callbacks))
+        found[claim.name] = results[-1]
         write_claims(out, settings, [result for result in found.values() if result is not None])
-        on_message(f"{claim.name}: {results[claim.name].words}")
-    return [*results.values()]
+        on_message(f"{claim.name}: {results[-1].words}")
+    return results
 
 
 def check_corpus(paths: Sequence[Path]) -> None:
@@ -246,7 +249,7 @@ def sample_text(settings: ClaimsSettings, size: int, out: Path) -> Path:
     if path.is_file():
         return path
     out.mkdir(parents=True, exist_ok=True)
-    reading = ReadOptions("file" if settings.document == "file" else "block")
+    reading = ReadOptions(settings.document)
     written = 0
     with new_file(path) as file:
         for document in read_documents(list(settings.corpus), reading):

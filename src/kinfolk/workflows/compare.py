@@ -1,15 +1,17 @@
 """Compare families of language models on one text and on tasks, with equal budgets."""
 
 import contextlib
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from kinfolk.data.documents import DocumentUnit
 from kinfolk.errors import UserError
 from kinfolk.files import folder_lock
 from kinfolk.workflows.folders import check_new_folder
@@ -122,6 +124,9 @@ def race_options(
         raise UserError(f"--seeds must be from 1 to {MAX_SEEDS} (got {seeds})")
     if not (options.get("search", 0) == 0 or 2 <= options["search"] <= MAX_SEARCH):
         raise UserError(f"--search must be from 2 to {MAX_SEARCH} (got {options['search']})")
+    if (epochs := options.get("task_epochs")) is not None and not 0 < epochs < math.inf:
+        raise UserError(f"--task-epochs must be greater than 0 (got {epochs:g})")
+    check_document_unit(options.get("document", "block"))
     ((kind, amount),) = given.items()
     try:
         return RaceOptions(
@@ -136,6 +141,12 @@ def race_options(
         )
     except TypeError as error:
         raise UserError(f"unknown option of compare: {error}") from error
+
+
+def check_document_unit(unit: str) -> None:
+    """Refuse a unit of documents that there is not."""
+    if unit not in get_args(DocumentUnit):
+        raise UserError(f"--document must be {' or '.join(get_args(DocumentUnit))} (got {unit})")
 
 
 def as_list(value: Path | str | Sequence[Path | str]) -> list[Path | str]:

@@ -38,7 +38,6 @@ from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
-from kinfolk.workflows.finetune_defaults import is_raw
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
@@ -78,6 +77,7 @@ def finetune(
     positive_label: str | None = None,
     source_prefix: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,  # fields of the formulation; None where not given
+    raw_weights: bool | None = None,
     callbacks: Sequence[Callback] = (),
     **fields: Any,
 ) -> Path:
@@ -90,7 +90,8 @@ def finetune(
     `dev`, a tenth of the rows are held out. `train` may also be what `task_dataset` returns, or a
     list of those to train on together. Task and columns are detected unless they are given.
     `unlabelled` are files of text for cross-view training (cvt); an empty list trains on the labels
-    alone.
+    alone. `raw_weights` chooses the defaults of raw or of pretrained weights, which otherwise
+    follow from how much text the weights were pretrained on.
     Keywords are fields of `TrainConfig` and `FineTuneConfig`; settings are fields of the recipe by
     their paths.
     """
@@ -125,7 +126,9 @@ def finetune(
         **given,
     )
     check_unlabelled(formulations[0], backbone.family_name, given=unlabelled is not None)
-    recipe = make_recipe(start, backbone, formulations, datasets, teacher, overrides, text)
+    recipe = make_recipe(
+        start, backbone, formulations, datasets, teacher, overrides, text, raw_weights
+    )
     if start.fresh:
         backbone = build_fresh_model(recipe)
     work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
@@ -142,6 +145,7 @@ class FineTuneWorkload(Workload):
     """
 
     command = "finetune"
+    selects_by_loss = False
     results = ("scores.json", "report.html")
     save_best = True
     batches: TaskBatches | AlternatingBatches
@@ -338,7 +342,7 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
             f"the weights of {recipe.init_from} do not fit the model settings: remove those that "
             "change its size, or use --from-scratch"
         ) from None
-    if isinstance(model, ModelWithHead) and is_raw(recipe.init_from):
+    if isinstance(model, ModelWithHead) and recipe.is_raw:
         model.reset_pooling()
     return model
 

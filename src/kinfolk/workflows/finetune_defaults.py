@@ -59,9 +59,13 @@ def is_raw(folder: str) -> bool:
 
 def pretraining_tokens(recipe: Recipe, folder: Path) -> int:
     """Return the number of tokens that a run had read when it wrote a checkpoint."""
-    steps = recipe.train.steps
     if folder.resolve().name.startswith("step-"):
-        steps = checkpoint_step(folder)
+        return tokens_of_steps(recipe, checkpoint_step(folder))
+    return tokens_of_steps(recipe, recipe.train.steps)
+
+
+def tokens_of_steps(recipe: Recipe, steps: int) -> int:
+    """Return the number of tokens in the rows of this many steps."""
     return steps * recipe.train.batch_size * int(recipe.objective.max_length)
 
 

@@ -53,12 +53,20 @@ class FineTuneRecipe:
     unlabelled: UnlabelledText | None = field(
         default=None, help="text without labels, whose batches alternate with labelled ones"
     )
+    raw_weights: bool | None = field(
+        default=None, help="defaults of raw or of pretrained weights; None: by what they were"
+    )
 
     @property
     def metric_prefixes(self) -> list[str]:
         """The prefix of each task's metrics in the log: none where there is one task."""
         numbers = range(1, len(self.formulations) + 1)
         return [""] if len(self.formulations) == 1 else [f"{number}_" for number in numbers]
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the defaults are those of raw weights."""
+        return is_raw(self.init_from) if self.raw_weights is None else self.raw_weights
 
     @property
     def steps_per_labelled_step(self) -> int:
@@ -122,7 +130,7 @@ def resolve_steps(
             epoch,
             classes=max(len(task.labels) if task.output == "label" else 0 for task in tasks),
             hidden_size=recipe.model.hidden_size,
-            raw=is_raw(recipe.init_from),
+            raw=recipe.is_raw,
         )
         if "finetune.evals_per_epoch" not in given:
             every = max(every, math.ceil(steps / EVALUATIONS))

@@ -93,8 +93,12 @@ def make_recipe(
     teacher: str,
     overrides: Sequence[str],
     unlabelled: UnlabelledText | None,
+    raw_weights: bool | None = None,
 ) -> FineTuneRecipe:
-    """Return the recipe with the default settings of the network, and with the overrides."""
+    """Return the recipe with the default settings of the network, and with the overrides.
+
+    `raw_weights` chooses the defaults of raw or of pretrained weights, whatever they are.
+    """
     names = {each.name for each in formulations}
     if len(formulations) > 1 and names not in ({"text"}, {"cross_view"}):
         raise UserError(
@@ -104,7 +108,8 @@ def make_recipe(
     config = model_config(formulations[0], backbone.config, others=formulations[1:])
     family = family_of(backbone.config)
     init_from = "" if start.fresh else start.folder
-    train = default_train_config(config, raw=is_raw(init_from))
+    raw = is_raw(init_from) if raw_weights is None else raw_weights
+    train = default_train_config(config, raw=raw)
     if family.finetune_training is not None and not start.fresh:
         train = family.finetune_training
     recipe = FineTuneRecipe(
@@ -118,6 +123,7 @@ def make_recipe(
         finetune=FineTuneConfig() if start.fresh else family.finetuning,
         teacher=teacher,
         unlabelled=unlabelled,
+        raw_weights=raw_weights,
     )
     recipe = apply_overrides(recipe, overrides)
     if recipe.finetune.dropout is not None:

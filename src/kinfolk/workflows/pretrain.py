@@ -4,6 +4,8 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,21 +21,25 @@ from kinfolk.data.datasets import (
     PackedDataset,
     evaluation_dataset,
 )
+from kinfolk.data.dedup import duplicate_fraction
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.vectors import read_vectors, vectors_fingerprint
+from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
-from kinfolk.workflows.baselines import score_mixture
+from kinfolk.training.watch import LossBaseline
+from kinfolk.workflows.baselines import Baselines, score_mixture
 from kinfolk.workflows.counting import CountingStep
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder, exclusive_run
 from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokenizer
-from kinfolk.workflows.report import write_report
+from kinfolk.workflows.report import recipe_baselines, write_report
 
 COUNTS = "counts"  # folder in a run that counts, until it is finished
+MAX_COUNTED_TOKENS = 3_000_000  # whose 3-grams are counted during a run: some seconds
 
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
 
@@ -49,8 +55,10 @@ def pretrain(
         recipe = read_recipe_file(recipe)
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
-    run = Run.start(workload_of(recipe)(recipe, callbacks=callbacks), out, callbacks)
-    with exclusive_run(out):
+    processes = Processes.from_environment()
+    work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
+    run = Run.start(work, out, callbacks)
+    with exclusive_run(out) if processes.is_first else nullcontext():
         return run.fit()
 
 
@@ -71,7 +79,7 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
         if not isinstance(recipe, FineTuneRecipe):
             raise UserError(f"{out / 'recipe.json'} is not the recipe of a run")
         kind = FineTuneWorkload
-    with exclusive_run(out):
+    with exclusive_run(out) if Processes.from_environment().is_first else nullcontext():
         return Run.resume(kind, recipe, out, callbacks).fit()
 
 
@@ -99,16 +107,22 @@ class PretrainWorkload(Workload):
     batches: Batches
 
     def __init__(
-        self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()
+        self,
+        recipe: Recipe,
+        *,
+        fresh: bool = True,
+        callbacks: Sequence[Callback] = (),
+        processes: Processes = Processes(),
     ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
+        self.processes = processes
         self.row_length, self.layer_lr_decay = recipe.objective.max_length, recipe.layer_lr_decay
         self.open_corpora()
         if recipe.vectors:
             self.fingerprints = [*self.fingerprints, vectors_fingerprint(recipe.vectors)]
-        device = select_device(self.train.device)
         weights = [share.weight for share in recipe.corpora]
-        batches = training_batches(recipe, self.corpora, weights)
+        batches = training_batches(recipe, self.corpora, weights, processes=processes)
+        device = processes.connect(select_device(self.train.device))
         self.batches = batches
         self.held_out = held_out_batches(recipe)
         self.has_eval_data = self.held_out is not None
@@ -120,7 +134,7 @@ class PretrainWorkload(Workload):
             vectors = read_vectors(recipe.vectors, self.tokenizer)
             table: Any = model.token_embeddings  # the others keep their random values
             table.set_rows(vectors.ids, vectors.values)
-            for callback in callbacks:
+            for callback in callbacks if processes.is_first else ():
                 callback.on_message(f"{recipe.vectors}: {vectors.summary}")
         self.model = model.to(device)
         if recipe.objective.recurrent:
@@ -149,7 +163,8 @@ class PretrainWorkload(Workload):
         """Build the workload of a run folder."""
         if newest is not None:
             check_resumed_recipe(folder, recipe, newest)
-        return cls(recipe, fresh=newest is None, callbacks=callbacks)
+        processes = Processes.from_environment()
+        return cls(recipe, fresh=newest is None, callbacks=callbacks, processes=processes)
 
     def write_recipe(self, folder: Path) -> None:
         """Write recipe.json."""
@@ -184,9 +199,32 @@ class PretrainWorkload(Workload):
         saved: Any = hub.load_model(folder)
         self.model.load_state_dict(saved.state_dict())
 
+    @cached_property
+    def baselines(self) -> Baselines:
+        """The baselines of the tokens that are predicted, which the report shows too."""
+        return recipe_baselines(self.recipe)
+
+    def loss_baselines(self) -> Sequence[LossBaseline]:
+        """Return the unigram entropy, and the loss of a 3-gram model of a small corpus.
+
+        The run stands still while 3-grams are counted, and answers no signal.
+        """
+        found = self.baselines
+        unigram = LossBaseline("unigram", lambda: found.unigram)
+        if sum(corpus.tokens for corpus in self.corpora) > MAX_COUNTED_TOKENS:
+            return (unigram,)
+        trigram = LossBaseline(
+            "3-gram", lambda: None if found.trigram is None else found.trigram.loss
+        )
+        return unigram, trigram
+
+    def duplicates(self) -> Mapping[str, float]:
+        """Return the fraction of each corpus in documents that equal an earlier one."""
+        return {str(corpus.folder): duplicate_fraction(corpus) for corpus in self.corpora}
+
     def write_report(self, folder: Path, *, finished: bool) -> None:
         """Write report.html."""
-        write_report(folder)
+        write_report(folder, self.baselines)
 
 
 class CountingWorkload(PretrainWorkload):
@@ -195,9 +233,16 @@ class CountingWorkload(PretrainWorkload):
     model: Any
 
     def __init__(
-        self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()
+        self,
+        recipe: Recipe,
+        *,
+        fresh: bool = True,
+        callbacks: Sequence[Callback] = (),
+        processes: Processes = Processes(),
     ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
+        if processes.several:
+            raise UserError("an n-gram model is counted in one process: start it without torchrun")
         if len({share.weight for share in recipe.corpora}) > 1:
             raise UserError(
                 f"the weight of --corpus {recipe.corpora[0].corpus} does not apply to counts, "
@@ -239,6 +284,10 @@ class CountingWorkload(PretrainWorkload):
         if tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise other_tokenizer(self.recipe)
 
+    def loss_baselines(self) -> Sequence[LossBaseline]:
+        """Return none: what is counted is such a baseline itself."""
+        return ()
+
     def write_report(self, folder: Path, *, finished: bool) -> None:
         """Write report.html; a finished run needs its counts no longer."""
         super().write_report(folder, finished=finished)
@@ -268,11 +317,19 @@ def initial_model(recipe: Recipe) -> LanguageModel:
 
 
 def training_batches(
-    recipe: Recipe, corpora: Sequence[Corpus], weights: Sequence[float]
+    recipe: Recipe,
+    corpora: Sequence[Corpus],
+    weights: Sequence[float],
+    *,
+    processes: Processes = Processes(),
 ) -> Batches:
-    """Return the batches of a run on its corpora, or on their held-out documents."""
+    """Return the batches of a run on its corpora, or on their held-out documents.
+
+    With several processes a batch is the share of one process in a micro-batch.
+    """
     parts, seed = recipe.train.gradient_accumulation, recipe.train.seed
-    rows = recipe.train.batch_size // parts
+    rows = processes.rows(recipe.train.batch_size, parts)
+    parts *= processes.count
     if recipe.objective.recurrent:
         if len(corpora) > 1:
             raise UserError(

@@ -35,9 +35,9 @@ from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.run import select_device
 from kinfolk.workflows.load import load
-from kinfolk.workflows.probe_bench import (
+from kinfolk.workflows.probe_dataset import (
     LayerProbes,
-    ProbeBench,
+    ProbeDataset,
     TextPooling,
     center_of_gravity,
 )
@@ -138,15 +138,15 @@ def probe_layers(
         sample_rows(list(dev), max_test_rows),
         sample_rows(list(test), max_test_rows),
     )
-    bench = ProbeBench.open(network, tokenizer, task, splits, pooling, penalties, seed)
+    dataset = ProbeDataset.open(network, tokenizer, task, splits, pooling, penalties, seed)
     fresh = random_network(network, tokenizer, seed)
     return ProbeResult(
-        metric=bench.metric,
+        metric=dataset.metric,
         train_rows=len(splits[0]),
         dev_rows=len(splits[1]),
         test_rows=len(splits[2]),
-        pretrained=bench.probe(network, pretrained=True),
-        control=bench.probe(fresh, pretrained=False),
+        pretrained=dataset.probe(network, pretrained=True),
+        control=dataset.probe(fresh, pretrained=False),
     )
 
 

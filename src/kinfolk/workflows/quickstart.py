@@ -16,7 +16,7 @@ from kinfolk.reports.page import write
 from kinfolk.reports.run_page import LossPanel, ModelScore, Report, Sample, TextSpan, render
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.loop import Callback
-from kinfolk.workflows.baselines import Baselines, baselines
+from kinfolk.workflows.baselines import Baselines
 from kinfolk.workflows.evaluate import SCORE_KINDS, count_parameters, evaluate
 from kinfolk.workflows.folders import check_new_folder
 from kinfolk.workflows.generate import fill, generate
@@ -91,7 +91,7 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
             )
         )
         samples.append(sample_output(name, model, tokenizer))
-    results = Quickstart(scores, samples, baselines([(corpus, held_out, 1.0)]), out / "report.html")
+    results = Quickstart(scores, samples, Baselines([(corpus, held_out, 1.0)]), out / "report.html")
     write_page(results, corpus, time.perf_counter() - began)
     return results
 

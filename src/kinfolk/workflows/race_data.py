@@ -80,8 +80,7 @@ class TextSource:
             raise UserError(f"--holdout must be between 0 and 1 (got {holdout:g})")
         if holdout is None:
             holdout = min(MAX_HOLDOUT, max(MIN_HOLDOUT, HELD_OUT_BYTES / size))
-        unit: DocumentUnit = "file" if options.document == "file" else "block"
-        return cls(paths, False, size, holdout, unit)
+        return cls(paths, False, size, holdout, options.document)
 
     def tokenizer(self, kind: str, vocab_size: int | None) -> Tokenizer:
         """Train a tokenizer on the documents that are not held out."""
@@ -222,7 +221,7 @@ def read_task(text: str, options: RaceOptions) -> TaskRows:
     if "test" not in given:
         rows, given["test"] = hold_out(rows, TEST_SHARE)
     if "dev" not in given:
-        rows, given["dev"] = hold_out(rows, DEV_SHARE, least=1)
+        rows, given["dev"] = hold_out(rows, DEV_SHARE)
     name, notes = Path(text.split(",")[0]).name, []
     limits = {"train": options.train_rows, "dev": MAX_DEV_ROWS, "test": options.test_rows}
     splits = {"train": rows, **given}
@@ -281,12 +280,12 @@ def read_like(dataset: TaskDataset, path: Path) -> list[Any]:
     return [row for row in rows if kind.reference(row) is not None]
 
 
-def hold_out(rows: list[Any], share: float, least: int = 1) -> tuple[list[Any], list[Any]]:
+def hold_out(rows: list[Any], share: float) -> tuple[list[Any], list[Any]]:
     """Split rows, the same ones every time; rows with one text stay together."""
     groups: defaultdict[Any, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         groups[row.text or row.texts_and_labels].append(number)
-    keys, count = [*groups], max(least, round(share * len(rows)))
+    keys, count = [*groups], max(1, round(share * len(rows)))
     held: set[int] = set()
     for index in generator(0, Stream.SPLIT).permutation(len(keys)).tolist():
         if len(held) < count < len(rows):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Any
 from kinfolk.config import from_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
+from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.tasks.baselines import TITLES, fit_values
 from kinfolk.tasks.task import Prediction
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
-from kinfolk.training.meters import measure
 from kinfolk.workflows import race_scores
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import InitialWeights
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe, InitialWeights
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.pretrain import pretrain, resume
 from kinfolk.workflows.probes import probe_layers
@@ -32,6 +33,7 @@ from kinfolk.workflows.race_plan import (
 )
 from kinfolk.workflows.race_samples import sample_quality
 from kinfolk.workflows.race_tasks import finetune_arguments, finetune_steps
+from kinfolk.workflows.race_usage import JobUsage
 from kinfolk.workflows.recipe import Recipe
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -61,7 +63,7 @@ class JobContext:
     @property
     def run(self) -> Path:
         """The pretraining run of the entrant and the seed."""
-        seed = 0 if self.entrant.counted else self.job.seed
+        seed = 0 if self.entrant.gradient_free else self.job.seed
         return self.race / "runs" / self.entrant.slug / f"seed-{seed}"
 
     @property
@@ -69,19 +71,60 @@ class JobContext:
         """The splits of the task."""
         return self.race / "tasks" / self.job.task
 
+    @property
+    def usage_path(self) -> Path:
+        """The file of what interrupted starts of the job used."""
+        return result_path(self.race, self.job).with_suffix(".usage")
 
-class ShareOfSteps(Callback):
-    """Report the share of a run's steps that is done, about once a second."""
+    def usage(self) -> JobUsage:
+        """Return the meter of the job."""
+        return JobUsage(self.usage_path, self.plan.options.device)
 
-    def __init__(self, on_progress: OnProgress) -> None:
-        self._on_progress, self._last = on_progress, 0.0
+    def training_callbacks(self, usage: JobUsage) -> list[Callback]:
+        """Return what a training of the job reports to."""
+        return [ShareOfSteps(self.on_progress), UsageSaver(usage)]
+
+
+class OncePerSecond(Callback):
+    """Do something about once a second while a run trains."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
 
     def on_step(self, progress: Progress) -> None:
-        """Report the share."""
+        """Report, if the last report was a second ago."""
         now = time.monotonic()
         if now - self._last >= SECONDS_BETWEEN_REPORTS:
             self._last = now
-            self._on_progress(progress.step / progress.steps)
+            self.report(progress)
+
+    @abstractmethod
+    def report(self, progress: Progress) -> None:
+        """Report the newest step."""
+
+
+class ShareOfSteps(OncePerSecond):
+    """Report the share of a run's steps that is done."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        super().__init__()
+        self._on_progress = on_progress
+
+    def report(self, progress: Progress) -> None:
+        """Report the share."""
+        self._on_progress(progress.step / progress.steps)
+
+
+class UsageSaver(OncePerSecond):
+    """Save what a job used so far, for the case that it is killed."""
+
+    def __init__(self, usage: JobUsage) -> None:
+        super().__init__()
+        self._usage = usage
+
+    def report(self, progress: Progress) -> None:
+        """Save the usage."""
+        self._usage.update()
 
 
 def result_path(race: Path, job: Job) -> Path:
@@ -111,6 +154,7 @@ def run_job(context: JobContext) -> dict[str, Any]:
     path = result_path(context.race, context.job)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(result, path)
+    context.usage_path.unlink(missing_ok=True)
     if context.job.kind == "finetune":  # weights are large, and can be made again
         shutil.rmtree(finetuned_folder(context) / "checkpoints", ignore_errors=True)
     return result
@@ -125,7 +169,7 @@ def run_search(context: JobContext) -> dict[str, Any]:
     assert rate is not None
     recipe = planned_recipe(entrant, steps=entrant.search_steps, lr=rate, seed=0)
     folder = context.race / "search" / entrant.slug / f"lr-{rate:g}"
-    train_or_resume(recipe, folder, context.on_progress)
+    train_or_resume(context, recipe, folder)
     return {"lr": rate, "loss": race_scores.development_loss(folder, recipe)}
 
 
@@ -133,15 +177,15 @@ def run_pretrain(context: JobContext) -> dict[str, Any]:
     """Pretrain an entrant with one seed."""
     entrant, seed = context.entrant, context.job.seed
     recipe = planned_recipe(entrant, steps=entrant.steps, lr=chosen_rate(context), seed=seed)
-    usage = train_or_resume(recipe, context.run, context.on_progress)
-    return {"lr": recipe.train.lr, **race_scores.run_facts(context.run, entrant, recipe), **usage}
+    usage = train_or_resume(context, recipe, context.run)
+    return {"lr": recipe.train.lr, **race_scores.run_facts(context.run, entrant), **usage}
 
 
 def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, seed: int) -> Recipe:
     """Return the recipe of a run; its schedule is scaled to the steps."""
     recipe = from_json(dict(entrant.recipe or {}), group="recipe")
     assert isinstance(recipe, Recipe)
-    if entrant.counted:
+    if entrant.gradient_free:
         return recipe
     train = replace(recipe.train, seed=seed, lr=recipe.train.lr if lr is None else lr)
     if steps != train.steps:
@@ -164,18 +208,16 @@ def chosen_rate(context: JobContext) -> float | None:
     return min(found)[1] if found else None
 
 
-def train_or_resume(recipe: Recipe, folder: Path, on_progress: OnProgress) -> dict[str, Any]:
-    """Train a run to its end, from where it was interrupted; return the resources it used.
-
-    The energy of the part before an interruption is not known, and so neither is the sum.
-    """
-    callbacks, is_new = [ShareOfSteps(on_progress)], not (folder / "recipe.json").is_file()
-    with measure(recipe.train.device) as usage:
-        if is_new:
+def train_or_resume(context: JobContext, recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Train a run to its end, from where it was interrupted; return the resources it used."""
+    usage = context.usage()
+    callbacks = context.training_callbacks(usage)
+    with usage.measuring(energy=True):
+        if not (folder / "recipe.json").is_file():
             pretrain(recipe, folder, callbacks=callbacks)
         elif not is_complete(folder, ("report.html",)):
             resume(folder, callbacks=callbacks)
-    return {"peak_bytes": usage.peak_bytes, "joules": usage.joules if is_new else None}
+    return {"peak_bytes": usage.peak_bytes, "joules": usage.joules}
 
 
 def is_complete(folder: Path, results: Sequence[str]) -> bool:
@@ -189,13 +231,13 @@ def is_complete(folder: Path, results: Sequence[str]) -> bool:
 
 
 def run_likelihood(context: JobContext) -> dict[str, Any]:
-    """Score held-out documents by a pretrained model, or by a baseline that is counted."""
+    """Score held-out documents by a pretrained model, or by an n-gram baseline."""
     plan, entrant = context.plan, context.entrant
     if entrant.pretrains:
         return race_scores.model_likelihood(
             context.run, Path(entrant.corpus), plan.options.max_tokens, plan.options.device
         )
-    return race_scores.counted_likelihood(Corpus.open(entrant.corpus), order=int(entrant.size))
+    return race_scores.ngram_likelihood(Corpus.open(entrant.corpus), order=int(entrant.size))
 
 
 # Tasks
@@ -209,13 +251,13 @@ def finetuned_folder(context: JobContext) -> Path:
 
 def run_finetune(context: JobContext) -> dict[str, Any]:
     """Fine-tune an entrant on a task, and score its predictions for the test rows."""
-    folder, began = finetuned_folder(context), time.perf_counter()
-    if (folder / "recipe.json").is_file():
-        if not is_complete(folder, ("scores.json", "report.html")):
-            resume(folder, callbacks=[ShareOfSteps(context.on_progress)])
-    else:
-        start_finetune(context, folder)
-    seconds = time.perf_counter() - began
+    folder, usage = finetuned_folder(context), context.usage()
+    callbacks = context.training_callbacks(usage)
+    with usage.measuring(energy=False):
+        if not (folder / "recipe.json").is_file():
+            start_finetune(context, folder, callbacks)
+        elif not is_complete(folder, ("scores.json", "report.html")):
+            resume(folder, callbacks=callbacks)
     predictor = load_predictor(folder, device=context.plan.options.device)
     rows = test_rows(context)
     predictions = predictor.predict(rows)
@@ -223,10 +265,22 @@ def run_finetune(context: JobContext) -> dict[str, Any]:
         for row, prediction in zip(rows, predictions, strict=True):
             fields = {"number": row.number, "prediction": prediction.value}
             file.write(json.dumps(fields, ensure_ascii=False) + "\n")
-    return {"seconds": seconds, **score_predictions(context, rows, predictions)}
+    found = score_predictions(context, rows, predictions)
+    return {"seconds": usage.seconds, "settings": finetune_settings(folder), **found}
 
 
-def start_finetune(context: JobContext, folder: Path) -> None:
+def finetune_settings(folder: Path) -> dict[str, Any]:
+    """Return the learning rate, steps and pooling of a fine-tuning."""
+    recipe = FineTuneRecipe.read(folder / "recipe.json")
+    pooling = None
+    if isinstance(recipe.model, ModelWithHeadConfig) and recipe.model.pools_text:
+        pooling = f"{recipe.model.pooling.token}"
+        if recipe.is_raw and recipe.model.pretrained.network.architecture == "encoder":
+            pooling += ", starts as the mean"
+    return {"lr": recipe.train.lr, "steps": recipe.train.steps, "pooling": pooling}
+
+
+def start_finetune(context: JobContext, folder: Path, callbacks: Sequence[Callback]) -> None:
     """Fine-tune from the pretrained run, or from new weights with the shared tokenizer."""
     plan, job, entrant = context.plan, context.job, context.entrant
     data = stored_dataset(context.task_folder, context.task.kind, job.labels, job.seed)
@@ -235,9 +289,8 @@ def start_finetune(context: JobContext, folder: Path) -> None:
             name=entrant.model, tokenizer=str(Path(entrant.corpus) / "tokenizer"), seed=job.seed
         )
     )  # fmt: skip
-    steps = finetune_steps(len(data.splits[0]), context.task, plan.options.task_steps)
+    steps = finetune_steps(len(data.splits[0]), context.task, plan.options)
     arguments = finetune_arguments(entrant, context.task, plan, steps=steps, seed=job.seed)
-    callbacks = [ShareOfSteps(context.on_progress)]
     finetune(model, data, folder, length=plan.length, callbacks=callbacks, **arguments)
 
 
@@ -259,7 +312,7 @@ def score_predictions(
 ) -> dict[str, Any]:
     """Return the score of predictions, and the statistics of each row."""
     task = context.task.value
-    metric = race_scores.main_metric(task, rows)
+    metric = task.main_metric_of(rows)
     statistics = task.statistics(metric, rows, predictions)
     return {"score": metric.aggregate(statistics), "statistics": statistics.tolist()}
 

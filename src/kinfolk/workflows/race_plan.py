@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kinfolk.config import did_you_mean, from_json
+from kinfolk.data.documents import DocumentUnit
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, index
 from kinfolk.files import new_file
@@ -32,6 +33,8 @@ SHARED = {
     "task.seed": "--seeds sets it",
     "task.device": "--device sets it for all entrants",
     "task.batch_size": "it is the same for all entrants",
+    "task.steps": "--task-steps sets it for all entrants",
+    "task.epochs": "--task-epochs sets it for all entrants",
     "objective.max_length": "--length sets it for all entrants",
     "model.max_length": "--length sets it for all entrants",
 }
@@ -112,8 +115,6 @@ def _add_setting(chosen: dict[str, Any], word: str, text: str) -> None:
         )
     if group not in KEYS:
         raise UserError(f"{word} in the entrant {text!r}: {did_you_mean(group, KEYS)}")
-    if path in SHARED:
-        raise UserError(f"{word} in the entrant {text!r} cannot be set: {SHARED[path]}")
     if path in ("objective", "tokenizer"):
         chosen[path] = value
     elif group == "task" and key:
@@ -141,12 +142,13 @@ class RaceOptions:
     tokenizer: str | None = None
     vocab_size: int | None = None
     own_tokenizers: bool = False
-    document: str = "block"  # unit of a document: block or file
+    document: DocumentUnit = "block"
     holdout: float | None = None
     search: int = 0  # learning rates that each entrant tries
     test_rows: int = 1000
     train_rows: int = 10_000
     task_steps: int = 320  # of a fine-tuning, at most: an epoch of all rows
+    task_epochs: float | None = None  # of a fine-tuning; None: 3, and more for few rows
     max_tokens: int = 4096  # that an encoder scores
     probes: bool = True
     probe_seeds: bool = False  # probe the models of all seeds, not of the first alone
@@ -157,9 +159,14 @@ class RaceOptions:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the options of a comparison."""
-        values = json.loads(path.read_text(encoding="utf-8"))
-        entrants = tuple(_with_tuples(Entrant, entry) for entry in values.pop("entrants"))
-        return _with_tuples(cls, values, entrants=entrants)
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the options that were written as JSON."""
+        others = {name: value for name, value in values.items() if name != "entrants"}
+        entrants = tuple(_with_tuples(Entrant, entry) for entry in values["entrants"])
+        return _with_tuples(cls, others, entrants=entrants)
 
 
 @dataclass(frozen=True)
@@ -181,7 +188,7 @@ class PlannedEntrant:
     parameters: int = 0
     non_embedding_parameters: int = 0
     baseline: bool = False  # it stands beside the entrants
-    counted: bool = False  # it has no gradients, and no seed changes it
+    gradient_free: bool = False  # n-grams are counted, and no seed changes them
     left_out: str | None = None  # why it takes no part at all
 
     @property
@@ -218,6 +225,8 @@ class PlannedTask:
     left_out: Mapping[str, str] = field(default_factory=dict)  # reasons by entrant
     baselines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    # Shares of the test rows that are longer than what an entrant reads, by entrant.
+    truncated: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def value(self) -> Any:
@@ -257,6 +266,7 @@ class Plan:
     kinfolk: str
     created: str
     notes: tuple[str, ...] = ()
+    raw_weights: bool | None = None  # all are fine-tuned as raw weights, or all as pretrained
 
     @cached_property
     def entrant_of(self) -> dict[str, PlannedEntrant]:
@@ -283,13 +293,14 @@ class Plan:
     def read(cls, path: Path) -> Self:
         """Read plan.json."""
         values = json.loads(path.read_text(encoding="utf-8"))
-        options = values.pop("options")
-        entrants = tuple(_with_tuples(Entrant, entry) for entry in options.pop("entrants"))
+        options = RaceOptions.from_json(values.pop("options"))
+        for entrant in values["entrants"]:  # an earlier name of the field
+            if "counted" in entrant:
+                entrant["gradient_free"] = entrant.pop("counted")
         parts = {
             name: tuple(_with_tuples(kind, entry) for entry in values.pop(name))
             for name, kind in (("entrants", PlannedEntrant), ("tasks", PlannedTask), ("jobs", Job))
         }
-        options = _with_tuples(RaceOptions, options, entrants=entrants)
         return _with_tuples(cls, values, options=options, **parts)
 
 
@@ -332,6 +343,7 @@ def check_names(entrants: Sequence[Entrant]) -> None:
                 f"second={name}"
             )
     for entrant in entrants:
+        check_shared(entrant)
         slug = folder_name(entrant.name)
         of_baseline = slug in BASELINE_NAMES and entrant.family != "ngram"
         if of_baseline or (slug.startswith("bilstm-") and entrant.family != "bilstm"):
@@ -339,6 +351,13 @@ def check_names(entrants: Sequence[Entrant]) -> None:
                 f"the entrant {entrant.name!r} is called like a baseline, which stands beside all "
                 "entrants: choose another name"
             )
+
+
+def check_shared(entrant: Entrant) -> None:
+    """Refuse settings of one entrant that are the same for all."""
+    for setting in (*entrant.settings, *(f"task.{text}" for text in entrant.task_settings)):
+        if (reason := SHARED.get(setting.partition("=")[0])) is not None:
+            raise UserError(f"{setting} of the entrant {entrant.name!r} cannot be set: {reason}")
 
 
 def parse_labels(labels: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,8 @@ class Workers:
         """Start the process of a group."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
         if len(self.devices) > 1:
-            used = {self.device_of.get(name) for name in self.running}
-            device = next((d for d in self.devices if d not in used), self.devices[0])
+            used = Counter(self.device_of[name] for name in self.running)
+            device = min(self.devices, key=lambda device: used[device])
             self.device_of[group] = device
             environment["CUDA_VISIBLE_DEVICES"] = physical_index(torch.device("cuda", device))
         log = (self.out / "logs" / f"{group}.txt").open("ab")

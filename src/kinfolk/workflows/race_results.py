@@ -42,13 +42,13 @@ def build_race(race: Path, plan: Plan) -> Json:
         "command": command_line(plan),
         "machine": plan.machine,
         "corpus": plan.corpus,
-        "budget": plan.budget,
+        "budget": {**plan.budget, "measured": measured_seconds(plan, results)},
         "learning_rates": learning_rates(plan),
         "seeds": plan.options.seeds,
         "entrants": [entrant_row(plan, e, results, failures) for e in plan.entrants],
         "likelihood": likelihood,
         "tasks": [table for table, _, _ in tables],
-        "probes": probe_tables(race, plan, results),
+        "probes": probe_tables(plan, results),
         "samples": sample_rows(plan, results),
         "verdicts": sentences,
         "notes": [*plan.notes, *failure_notes(plan, failures)],
@@ -143,7 +143,7 @@ def entrant_row(
         "lr": runs[0]["lr"] if runs else recipe.get("train", {}).get("lr"),
         "cost": cost_of(runs),
         "baseline": entrant.baseline,
-        "counted": entrant.counted,
+        "counted": entrant.gradient_free,
         "left_out": left_out,
         "curve": runs[0]["curve"] if runs else None,
     }
@@ -160,13 +160,28 @@ def cost_of(runs: Sequence[Json]) -> Json | None:
 
     names = ("tokens", "flops", "seconds", "joules", "tokens_per_second")
     peak = max((run["peak_bytes"] or 0 for run in runs), default=0)
-    return {**{name: mean(name) for name in names}, "peak_bytes": peak or None}
+    seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
+    return {
+        **{name: mean(name) for name in names},
+        "seconds_range": [min(seconds), max(seconds)] if seconds else None,
+        "peak_bytes": peak or None,
+    }
+
+
+def measured_seconds(plan: Plan, results: Results) -> Json | None:
+    """Return how far apart the seconds of all runs are, where the budget is one of seconds."""
+    runs = [results[j.name] for j in plan.jobs if j.kind == "pretrain" and j.name in results]
+    seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
+    if plan.budget["kind"] != "minutes" or not seconds:
+        return None
+    low, high = min(seconds), max(seconds)
+    return {"low": low, "high": high, "spread": (high - low) / (60 * plan.budget["amount"])}
 
 
 # Probes and samples
 
 
-def probe_tables(race: Path, plan: Plan, results: Results) -> list[Json]:
+def probe_tables(plan: Plan, results: Results) -> list[Json]:
     """Return the probes of each task that has any."""
     tables = []
     for task in plan.tasks:

@@ -92,7 +92,7 @@ class SampleQuality:
 
 
 @dataclass(frozen=True, eq=False)
-class SampleJudge:
+class SampleEvaluator:
     """The training text as an n-gram model, and windows of held-out text."""
 
     corpus: Corpus
@@ -101,7 +101,7 @@ class SampleJudge:
     held_out: Corpus
 
     @classmethod
-    def open(cls, folder: Path | str, *, order: int = NGRAM_ORDER) -> "SampleJudge":
+    def open(cls, folder: Path | str, *, order: int = NGRAM_ORDER) -> "SampleEvaluator":
         """Open a corpus with held-out documents, and count the n-grams of its training text."""
         corpus, held_out = Corpus.open(folder), CorpusShare(str(folder)).held_out()
         if held_out is None or not held_out.documents:
@@ -172,7 +172,7 @@ class SampleResult:
 
 def sample_quality(
     model: Path | str | tuple[LanguageModel, Tokenizer],
-    corpus: Path | str | SampleJudge,
+    corpus: Path | str | SampleEvaluator,
     *,
     seed: int = 0,
     count: int = COUNT,
@@ -183,8 +183,8 @@ def sample_quality(
     """Let a model continue held-out text, and measure what it samples beside the real text.
 
     The model is a run, a model folder, or what `load` returns. `corpus` is the folder that it was
-    trained on, prepared with held-out documents, or a judge of it for several models. A model with
-    another tokenizer gets the same prompts as text. Families that cannot continue a text are
+    trained on, prepared with held-out documents, or an evaluator of it for several models. A model
+    with another tokenizer gets the same prompts as text. Families that cannot continue a text are
     refused with the reason.
     """
     network, tokenizer = model if isinstance(model, tuple) else load(model)
@@ -193,16 +193,18 @@ def sample_quality(
     if room is not None and prompt_tokens + new_tokens > room:
         prompt_tokens = max(1, prompt_tokens * room // (prompt_tokens + new_tokens))
         new_tokens = max(1, room - prompt_tokens)
-    judge = corpus if isinstance(corpus, SampleJudge) else SampleJudge.open(corpus)
-    windows, size = judge.windows(count, prompt_tokens, new_tokens)
+    evaluator = corpus if isinstance(corpus, SampleEvaluator) else SampleEvaluator.open(corpus)
+    windows, size = evaluator.windows(count, prompt_tokens, new_tokens)
     # A prompt may end within a character of several tokens.
-    prompts = [judge.tokenizer.decode(window[:size]).rstrip(REPLACEMENT) for window in windows]
-    whole = [judge.tokenizer.decode(window) for window in windows]
+    prompts = [evaluator.tokenizer.decode(window[:size]).rstrip(REPLACEMENT) for window in windows]
+    whole = [evaluator.tokenizer.decode(window) for window in windows]
     real = [text.removeprefix(prompt) for text, prompt in zip(whole, prompts, strict=True)]
     tokens = len(windows[0]) - size
     network = to_inference(network, device=device, precision="fp32")
     texts = continue_prompts(network, tokenizer, prompts, tokens, seed)
-    return SampleResult(judge.measure(prompts, texts, tokens), judge.measure(prompts, real, tokens))
+    return SampleResult(
+        evaluator.measure(prompts, texts, tokens), evaluator.measure(prompts, real, tokens)
+    )
 
 
 def check_samples(network: LanguageModel) -> None:

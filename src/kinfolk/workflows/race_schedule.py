@@ -23,7 +23,7 @@ def race_jobs(
     yield from baseline_jobs(options, taking_part, tasks)
     for seed in range(options.seeds):
         for entrant in taking_part:
-            if not entrant.baseline or (entrant.size and not entrant.counted):
+            if not entrant.baseline or (entrant.size and not entrant.gradient_free):
                 yield from entrant_jobs(options, entrant, tasks, seed)
 
 
@@ -47,7 +47,7 @@ def baseline_jobs(
 ) -> Iterator[Job]:
     """Yield the baselines without a network, which share a process."""
     for entrant in entrants:
-        if entrant.baseline and entrant.counted:
+        if entrant.baseline and entrant.gradient_free:
             name = f"likelihood.{entrant.slug}.seed-0"
             yield Job(name, "likelihood", "baselines", entrant.name, seconds=LIKELIHOOD_SECONDS)
     for task in tasks:
@@ -72,7 +72,7 @@ def entrant_jobs(
 ) -> Iterator[Job]:
     """Yield the jobs of an entrant with one seed, which share a process."""
     group, end = f"{entrant.slug}.seed-{seed}", f"{entrant.slug}.seed-{seed}"
-    if entrant.counted and seed:
+    if entrant.gradient_free and seed:
         return
     if entrant.pretrains:
         seconds = entrant.steps * (entrant.cost or {}).get("seconds", 0.0) + START_SECONDS
@@ -108,5 +108,5 @@ def continues_text(entrant: PlannedEntrant) -> bool:
 def finetune_seconds(options: RaceOptions, task: PlannedTask, labels: str) -> float:
     """Guess how long a fine-tuning takes."""
     rows = task.train if labels == "all" else int(labels)
-    steps = finetune_steps(rows, task, options.task_steps)
+    steps = finetune_steps(rows, task, options)
     return steps * STEP_SECONDS + task.test * SCORE_SECONDS + 1.0

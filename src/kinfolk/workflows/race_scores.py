@@ -1,7 +1,7 @@
 """What the jobs of a comparison measure: likelihood by document, curves and costs of a run."""
 
 from collections import Counter
-from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import evaluation_dataset
 from kinfolk.errors import UserError
-from kinfolk.metrics.metric import Metric
 from kinfolk.nn.embeddings import TokenEmbedding
-from kinfolk.tasks.task import Task
 from kinfolk.training import log
 from kinfolk.workflows.baselines import document_scores, fit_ngram, fit_unigram
 from kinfolk.workflows.evaluate import ENCODER_SCORERS, count_parameters, open_evaluation
@@ -25,13 +23,6 @@ from kinfolk.workflows.recipe import Recipe
 
 CURVE_POINTS = 200  # of a loss curve
 LIKELIHOOD, PSEUDO, BASELINE = "likelihood", "pseudo-likelihood", "baseline"
-
-
-def main_metric(task: Task, rows: Sequence[Any]) -> Metric:
-    """Return the metric that a task is compared by."""
-    metrics = task.metrics([task.reference(row) for row in rows])
-    (metric,) = (m for m in metrics if m.name == task.main_metric)
-    return metric
 
 
 def non_embedding_parameters(model: nn.Module) -> int:
@@ -48,18 +39,13 @@ def parameter_counts(config: Any) -> tuple[int, int]:
     return count_parameters(model), non_embedding_parameters(model)
 
 
-def run_facts(run: Path, entrant: PlannedEntrant, recipe: Recipe) -> dict[str, Any]:
+def run_facts(run: Path, entrant: PlannedEntrant) -> dict[str, Any]:
     """Return the cost and the loss curve of a finished run, from its logs."""
     lines = log.read(run)
-    if entrant.counted:
+    if entrant.gradient_free:
         return {"steps": len(lines), "seconds": None, "curve": None}
     cost = entrant.cost or {}
-    speeds = [line["tokens_per_second"] for line in log.speed_lines(run)]
-    durations = [cost["tokens"] / max(speed, 1e-9) for speed in speeds]
-    elapsed, total = [], 0.0
-    for seconds in durations:
-        total += seconds
-        elapsed.append(total)
+    elapsed = [*accumulate(line["seconds"] for line in log.speed_lines(run))]
     every = max(1, len(lines) // CURVE_POINTS)
     shown = [
         n
@@ -68,7 +54,7 @@ def run_facts(run: Path, entrant: PlannedEntrant, recipe: Recipe) -> dict[str, A
     ]
     return {
         "steps": len(lines),
-        "seconds": total,
+        "seconds": elapsed[-1],
         "tokens": cost["tokens"] * len(lines),
         "flops": cost["flops"] * len(lines),
         "tokens_per_second": log.speed(run),
@@ -94,7 +80,7 @@ def model_likelihood(run: Path, corpus: Path, max_tokens: int, device: str) -> d
     return {"kind": kind, "words": evaluation.kind, "documents": documents}
 
 
-def counted_likelihood(corpus: Corpus, order: int) -> dict[str, Any]:
+def ngram_likelihood(corpus: Corpus, order: int) -> dict[str, Any]:
     """Score held-out documents by an n-gram model of the training documents."""
     model = fit_unigram([corpus]) if order == 1 else fit_ngram([(corpus, 1.0)], order)
     return {
@@ -139,6 +125,6 @@ def development_loss(run: Path, recipe: Recipe) -> float:
     return float(total.mean(counts))
 
 
-def odd_documents(result: dict[str, Any]) -> dict[str, Any]:
+def scored_documents(result: dict[str, Any]) -> dict[str, Any]:
     """Return a likelihood of the documents that no search of a learning rate has read."""
     return {**result, "documents": result["documents"][1::2] or result["documents"]}

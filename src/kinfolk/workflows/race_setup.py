@@ -41,6 +41,7 @@ from kinfolk.workflows.race_schedule import race_jobs
 from kinfolk.workflows.race_scores import parameter_counts
 from kinfolk.workflows.race_tasks import (
     BATCH_SIZE,
+    any_raw,
     entrant_config,
     finetune_steps,
     plan_tasks,
@@ -59,7 +60,8 @@ MAX_WARMUP = 0.1  # of the steps
 SEARCH_SHARE = 1 / 3  # of the budget, for all learning rates together
 RATE_FACTOR = 3.0  # between two learning rates of a search
 NGRAM_ORDER = 5  # of the baseline
-GUESSED_FLOPS = 2e10  # a second and thread, for the first estimate of the time
+# A second, for the first estimate of the time: of a thread, and of a process that shares a GPU.
+GUESSED_FLOPS, GUESSED_FLOPS_CUDA = 2e10, 5e12
 
 OnMessage = Callable[[str], None]
 
@@ -83,12 +85,13 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
         raise UserError(f"no entrant can take part: {entrants[0].left_out}")
     torch.set_num_threads(threads)
     on_message(f"measuring the steps of {len(entrants)} entrants")
-    entrants, spread = share_budget(entrants, budget, options, threads)
-    entrants += baseline_entrants(options, corpora[""], has_tasks=bool(tasks))
-    planned = plan_tasks(tasks, options, entrants, race)
+    entrants, spread = share_budget(entrants, budget, options, threads, jobs)
+    common = baseline_key(corpora)
+    entrants += baseline_entrants(options, corpora[common], has_tasks=bool(tasks))
+    planned = plan_tasks(tasks, options, entrants, race, length)
     return Plan(
         options=options,
-        corpus=corpus_facts(options, source, corpora[""]),
+        corpus=corpus_facts(options, source, corpora, common),
         budget={
             "kind": budget.kind,
             "amount": budget.amount,
@@ -104,29 +107,47 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
         machine=machine(options.device, threads),
         kinfolk=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        notes=tuple(plan_notes(planned, options, corpora[""])),
+        notes=tuple(plan_notes(planned, options, corpora[common], length)),
+        raw_weights=any_raw(entrants),
     )
 
 
-def plan_notes(tasks: Sequence[PlannedTask], options: RaceOptions, corpus: Corpus) -> Iterator[str]:
+def plan_notes(
+    tasks: Sequence[PlannedTask], options: RaceOptions, corpus: Corpus, length: int
+) -> Iterator[str]:
     """Yield what a reader of the tables should know before a conclusion."""
     yield (
         f"N-gram models are outside of the budget: they count all {corpus.tokens:,} tokens of the "
         "training text once."
     )
+    limit = f"--task-steps {options.task_steps}"
+    if options.task_epochs is not None:
+        limit = f"--task-epochs {options.task_epochs:g}, {limit}"
     for task in tasks:
-        read = BATCH_SIZE * finetune_steps(task.train, task, options.task_steps)
+        read = BATCH_SIZE * finetune_steps(task.train, task, options)
         if read < task.train:
             yield (
                 f"{task.name}: networks read {read:,} of the {task.train:,} training rows "
-                f"(--task-steps {options.task_steps}), baselines without a network all of them."
+                f"({limit}), baselines without a network all of them."
             )
         if len(task.labels) > 1:
             yield (
                 f"{task.name}: beside k labels for training, at most k development rows choose the "
                 "checkpoint of a network; baselines without a network do not need them."
             )
+        if any(task.truncated.values()):
+            yield truncation_note(task, length)
         yield from task.notes
+
+
+def truncation_note(task: PlannedTask, length: int) -> str:
+    """Return how many texts networks do not read to their ends."""
+    least, most = (f"{100 * of(task.truncated.values()):.1f} %" for of in (min, max))
+    share = most if least == most else f"{least} to {most}, by entrant,"
+    return (
+        f"{task.name}: networks read {length} tokens of a text (--length), so that {share} of the "
+        "test rows are cut; baselines without a network read them whole."
+    )
 
 
 def check_entrant(entrant: Entrant, options: RaceOptions, kinds: Sequence[type[Any]]) -> None:
@@ -152,9 +173,15 @@ def check_entrant(entrant: Entrant, options: RaceOptions, kinds: Sequence[type[A
 def make_corpora(
     options: RaceOptions, source: TextSource, race: Path, on_message: OnMessage
 ) -> dict[str, Corpus]:
-    """Prepare the corpus of each tokenizer; "" is the shared one."""
-    keys = {tokenizer_key(options, e.family, e.tokenizer): None for e in options.entrants}
-    return {key: make_corpus(source, options, key, race, on_message) for key in {"": None, **keys}}
+    """Prepare the corpus of each tokenizer that an entrant has; "" is the shared one."""
+    keys = dict.fromkeys(tokenizer_key(options, e.family, e.tokenizer) for e in options.entrants)
+    return {key: make_corpus(source, options, key, race, on_message) for key in keys}
+
+
+def baseline_key(corpora: Mapping[str, Corpus]) -> str:
+    """Return the tokenizer of the baselines: the shared one, byte-level BPE, or the first."""
+    first = next(iter(corpora))
+    return "" if "" in corpora else next((key for key in corpora if key.startswith("bpe:")), first)
 
 
 def shared_shape(options: RaceOptions) -> tuple[int, int]:
@@ -198,22 +225,24 @@ def plan_entrant(
     if objective in (None, "pairs"):
         reason = f"{entrant.family} is trained on sentence pairs, and --corpus is running text"
         return replace(planned, left_out=reason)
-    counted = chosen.config(entrant.size).counting_steps is not None
+    gradient_free = chosen.config(entrant.size).counting_steps is not None
     recipe = make_recipe(
         entrant.model,
         corpus,
         objective=objective,
-        length=None if counted else length,
+        length=None if gradient_free else length,
         settings=[
-            *([] if counted else [f"train.batch_size={batch_size}"]),
+            *([] if gradient_free else [f"train.batch_size={batch_size}"]),
             f"train.device={options.device}",
             *entrant.settings,
         ],
     )
-    if not counted:
+    if not gradient_free:
         check_batch(corpus, length, batch_size)
     objective = type_name(recipe.objective)
-    planned = replace(planned, recipe=to_json(recipe), objective=objective, counted=counted)
+    planned = replace(
+        planned, recipe=to_json(recipe), objective=objective, gradient_free=gradient_free
+    )
     return with_parameters(planned)
 
 
@@ -229,7 +258,7 @@ def check_batch(corpus: Corpus, length: int, batch_size: int) -> None:
 
 def with_parameters(planned: PlannedEntrant) -> PlannedEntrant:
     """Count the parameters; those of n-gram models are known when they are counted."""
-    if planned.counted:
+    if planned.gradient_free:
         return planned
     tokenizer = Corpus.open(planned.corpus).tokenizer()
     total, others = parameter_counts(entrant_config(planned, tokenizer))
@@ -237,13 +266,20 @@ def with_parameters(planned: PlannedEntrant) -> PlannedEntrant:
 
 
 def share_budget(
-    entrants: Sequence[PlannedEntrant], budget: Budget, options: RaceOptions, threads: int
+    entrants: Sequence[PlannedEntrant],
+    budget: Budget,
+    options: RaceOptions,
+    threads: int,
+    jobs: int,
 ) -> tuple[list[PlannedEntrant], float]:
     """Give each entrant the steps of the budget; return also their largest difference."""
-    recipes = {e.name: recipe_of(e) for e in entrants if e.recipe is not None and not e.counted}
+    recipes = {
+        e.name: recipe_of(e) for e in entrants if e.recipe is not None and not e.gradient_free
+    }
     if not recipes:
         return [*entrants], 0.0
-    costs = measure_costs(recipes, seconds=budget.kind == "minutes")
+    processes = processes_of_device(min(jobs, len(recipes) * options.seeds), options.device)
+    costs = measure_costs(recipes, seconds=budget.kind == "minutes", processes=processes)
     steps = budget_steps(budget, costs)
     spread = budget_spread(budget, costs, steps)
     shared = []
@@ -251,16 +287,25 @@ def share_budget(
         if entrant.name not in costs:
             shared.append(entrant)
             continue
-        cost = with_guessed_seconds(costs[entrant.name], threads)
+        cost = with_guessed_seconds(costs[entrant.name], options.device, threads)
         shared.append(
             with_steps(entrant, recipes[entrant.name], steps[entrant.name], cost, options)
         )
     return shared, spread
 
 
-def with_guessed_seconds(cost: Cost, threads: int) -> Cost:
+def processes_of_device(jobs: int, device: str) -> int:
+    """Return how many of the processes that run at a time share a device."""
+    if select_device(device).type == "cuda":
+        jobs = ceil(jobs / torch.cuda.device_count())
+    return max(1, jobs)
+
+
+def with_guessed_seconds(cost: Cost, device: str, threads: int) -> Cost:
     """Return a cost with a guess of the seconds, where they were not measured."""
-    return cost if cost.seconds else replace(cost, seconds=cost.flops / GUESSED_FLOPS / threads)
+    cuda = select_device(device).type == "cuda"
+    flops = GUESSED_FLOPS_CUDA if cuda else GUESSED_FLOPS * threads
+    return cost if cost.seconds else replace(cost, seconds=cost.flops / flops)
 
 
 def with_steps(
@@ -295,8 +340,7 @@ def sets_warmup(entrant: PlannedEntrant) -> bool:
 
 def scaled(train: TrainConfig, steps: int, *, own_warmup: bool) -> TrainConfig:
     """Return training settings for a number of steps, with warm-up, evaluations and checkpoints."""
-    share = min(MAX_WARMUP, train.warmup / train.steps)
-    warmup = train.warmup if own_warmup else max(1, round(share * steps))
+    warmup = train.warmup if own_warmup else max(1, min(train.warmup, round(MAX_WARMUP * steps)))
     return replace(
         train,
         steps=steps,
@@ -311,15 +355,17 @@ def scaled(train: TrainConfig, steps: int, *, own_warmup: bool) -> TrainConfig:
 def baseline_entrants(
     options: RaceOptions, corpus: Corpus, *, has_tasks: bool
 ) -> list[PlannedEntrant]:
-    """Return what stands beside the entrants: counted models, and a BiLSTM on tasks."""
+    """Return what stands beside the entrants: n-gram models, and a BiLSTM on tasks."""
     if not options.baselines:
         return []
     folder, models = str(corpus.folder.resolve()), {entrant.model for entrant in options.entrants}
     names = {entrant.name for entrant in options.entrants}
-    counted = {"unigram": 1, f"{NGRAM_ORDER}-gram": NGRAM_ORDER}
+    orders = {"unigram": 1, f"{NGRAM_ORDER}-gram": NGRAM_ORDER}
     found = [
-        PlannedEntrant(name, name, f"ngram/{order}", corpus=folder, baseline=True, counted=True)
-        for name, order in counted.items()
+        PlannedEntrant(
+            name, name, f"ngram/{order}", corpus=folder, baseline=True, gradient_free=True
+        )
+        for name, order in orders.items()
         if f"ngram/{order}" not in models and name not in names
     ]
     if has_tasks and not any(entrant.family == "bilstm" for entrant in options.entrants):
@@ -331,11 +377,18 @@ def baseline_entrants(
     return found
 
 
-def corpus_facts(options: RaceOptions, source: TextSource, corpus: Corpus) -> dict[str, Any]:
-    """Return what a reader of the results must know about the text."""
+def corpus_facts(
+    options: RaceOptions, source: TextSource, corpora: Mapping[str, Corpus], common: str
+) -> dict[str, Any]:
+    """Return what a reader of the results must know about the text, as the baselines read it."""
+    corpus = corpora[common]
     held_out = Corpus.open(corpus.folder / "holdout")
-    shared = "of its own kind for each family" if options.own_tokenizers else "shared"
-    kind = "" if source.prepared or options.tokenizer is not None else "byte-level BPE, "
+    shared = "shared" if not common else "of the baselines; each entrant has its own"
+    if options.own_tokenizers:
+        shared = "of its own kind for each family"
+    is_bpe = not common or common.startswith("bpe:")
+    is_new = is_bpe and not source.prepared and (bool(common) or options.tokenizer is None)
+    kind = "byte-level BPE, " if is_new else ""
     return {
         "name": ", ".join(path.name or str(path) for path in source.paths),
         "bytes": corpus.bytes,

@@ -1,6 +1,5 @@
 """The tables of race.json: scores of entrants on the same rows, and their differences."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from kinfolk.metrics.verdicts import unit_of, verdict_sentences
 from kinfolk.tasks.task import task_class
 from kinfolk.workflows.race_data import read_stored
 from kinfolk.workflows.race_plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
-from kinfolk.workflows.race_scores import BASELINE, LIKELIHOOD, PSEUDO, main_metric, odd_documents
+from kinfolk.workflows.race_scores import BASELINE, LIKELIHOOD, PSEUDO, scored_documents
 
 TEXT = "the held-out text"
 
@@ -32,7 +31,7 @@ Scores = dict[str, dict[int, Statistics]]  # by entrant and seed
 
 def likelihood_table(plan: Plan, results: Results) -> Json:
     """Return bits per byte of every entrant; likelihoods are compared among themselves."""
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, Json] = {}
     # Of each method, with its units of prediction, that scores can be compared within.
     scores: dict[tuple[str, str], Scores] = {}
     for job in plan.jobs:
@@ -40,25 +39,25 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
             continue
         result = results[job.name]
         if plan.options.search:
-            result = odd_documents(result)
-        words = score_words(plan.entrant_of[job.entrant], result)
-        found[job.entrant] = result["kind"], words
+            result = scored_documents(result)
+        entrant = plan.entrant_of[job.entrant]
+        words = score_words(entrant, result)
+        found[job.entrant] = {"kind": result["kind"], "words": words}
         method = LIKELIHOOD, ""
         if result["kind"] == PSEUDO:
-            method = words, prediction_units(plan.entrant_of[job.entrant], words)
+            found[job.entrant]["units"] = prediction_units(entrant, words)
+            method = words, f"{entrant.corpus} {found[job.entrant]['units']}"
         statistics = document_statistics(result["documents"])
         scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
-    counted = [e.name for e in plan.entrants if e.counted]
-    baselines = [name for name, (kind, _) in found.items() if kind == BASELINE]
+    fixed = [e.name for e in plan.entrants if e.gradient_free]
+    baselines = [name for name, row in found.items() if row["kind"] == BASELINE]
     rows: list[Json] = []
     differences: list[Difference] = []
     sentences: list[str] = []
     for (words, _), compared in scores.items():
         where = TEXT if words == LIKELIHOOD else f"{TEXT} ({words})"
-        table = Table(BITS_PER_BYTE, compared, counted, baselines)
-        for name in table.intervals:
-            row = table.row(name)
-            rows.append({**row, "kind": found[name][0], "words": found[name][1]})
+        table = Table(BITS_PER_BYTE, compared, fixed, baselines)
+        rows += [{**table.row(name), **found[name]} for name in table.intervals]
         differences += table.differences
         sentences += table.sentences(where, plan.options.seeds)
     return {
@@ -82,9 +81,12 @@ def prediction_units(entrant: PlannedEntrant, words: str) -> str:
 
     A shorter token, or a shorter span, is easier to predict from the text on both sides.
     """
+    units = f"tokens of {Path(entrant.corpus).name}"
+    if "span" not in words:
+        return units
     objective = (entrant.recipe or {}).get("objective", {})
-    spans = [objective.get(key) for key in ("mean_span_length", "mask_rate")]
-    return json.dumps([entrant.corpus, spans if "span" in words else None])
+    length, rate = (objective.get(key) for key in ("mean_span_length", "mask_rate"))
+    return f"{units}, spans of {length} tokens in the mean and {rate} of the text"
 
 
 class Table:
@@ -120,6 +122,7 @@ class Table:
             "spread": interval.spread,
             "seeds": list(interval.scores),
             "seed_numbers": self.seed_numbers[name],
+            "fixed": name in self.fixed,  # no seed changes the model
         }
 
     def sentences(self, where: str, seeds: int) -> list[str]:
@@ -144,7 +147,7 @@ def task_table(
 ) -> tuple[Json, list[str], list[str]]:
     """Return the scores of a task, the sentences about all labels, and those about fewer."""
     rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
-    metric = main_metric(task.value, rows)
+    metric = task.value.main_metric_of(rows)
     stood_beside = [e.name for e in plan.entrants if e.baseline] + [*task.baselines]
     scored: list[Json] = []
     differences: list[Json] = []
@@ -169,6 +172,9 @@ def task_table(
                 "labels": labels,
                 "seconds": float(np.mean(seconds[name])),
                 "baseline": name in stood_beside,
+                "settings": next(
+                    (results[j.name].get("settings") for j in jobs if j.entrant == name), None
+                ),
             }
             for name in table.intervals
         ]

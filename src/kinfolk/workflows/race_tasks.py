@@ -11,10 +11,12 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.tasks.baselines import baseline_names
+from kinfolk.tasks.dataset import TaskDataset
+from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.choose import choose_formulation
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.finetune_defaults import default_steps
+from kinfolk.workflows.finetune_defaults import RAW_TOKENS, default_steps, tokens_of_steps
 from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.finetune_setup import fit_formulation
 from kinfolk.workflows.race_data import TaskRows, read_task, stored_dataset, write_splits
@@ -23,7 +25,6 @@ from kinfolk.workflows.recipe import Recipe
 
 BATCH_SIZE = 32  # examples of a fine-tuning step, the same for all
 EVALUATIONS = 4  # of a fine-tuning, on dev rows
-EXCLUSIVE = ("epochs", "steps")  # settings that replace the common number of steps
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,6 @@ class TaskChoices:
     formulation: str | None
     settings: tuple[str, ...]  # of the recipe
     options: Mapping[str, Any]  # fields of the formulation
-
-    @property
-    def sets_steps(self) -> bool:
-        """Whether the entrant has its own number of steps."""
-        paths = {setting.partition("=")[0].partition(".")[2] for setting in self.settings}
-        return not paths.isdisjoint(EXCLUSIVE)
 
 
 def task_choices(name: str, model: str, settings: Sequence[str], kind: type[Any]) -> TaskChoices:
@@ -78,21 +73,27 @@ def read_tasks(options: RaceOptions) -> list[TaskRows]:
 
 
 def plan_task(
-    task: TaskRows, slug: str, options: RaceOptions, entrants: Sequence[PlannedEntrant], race: Path
+    task: TaskRows,
+    slug: str,
+    options: RaceOptions,
+    entrants: Sequence[PlannedEntrant],
+    race: Path,
+    length: int,
 ) -> PlannedTask:
     """Write the splits of a task, and find out which entrants can solve it."""
     sizes, folder = task.label_sizes(options.labels), race / "tasks" / slug
     write_splits(task, folder, sizes, options.seeds)
     data = stored_dataset(folder, task.task.name, sizes[-1], 0)
     left_out: dict[str, str] = {}
-    able = []
+    truncated: dict[str, float] = {}
     for entrant in entrants:
         if entrant.left_out is not None:
             continue
-        if (reason := inability(entrant, task, data, options)) is None:
-            able.append(entrant.name)
+        found = entrant_formulation(entrant, task, data, length)
+        if not isinstance(found, str):
+            truncated[entrant.name] = truncated_share(*found, task.test)
         elif not entrant.baseline:
-            left_out[entrant.name] = reason
+            left_out[entrant.name] = found
     return PlannedTask(
         name=task.name,
         slug=slug,
@@ -104,10 +105,11 @@ def plan_task(
         test=len(task.test),
         labels=sizes,
         class_counts=task.class_counts,
-        entrants=tuple(able),
+        entrants=tuple(truncated),
         left_out=left_out,
         baselines=baseline_names(task.task, task.train) if options.baselines else (),
         notes=task.notes,
+        truncated=truncated,
     )
 
 
@@ -116,10 +118,11 @@ def plan_tasks(
     options: RaceOptions,
     entrants: Sequence[PlannedEntrant],
     race: Path,
+    length: int,
 ) -> tuple[PlannedTask, ...]:
     """Plan all tasks."""
     named = zip(tasks, slugs([task.name for task in tasks]), strict=True)
-    return tuple(plan_task(task, slug, options, entrants, race) for task, slug in named)
+    return tuple(plan_task(task, slug, options, entrants, race, length) for task, slug in named)
 
 
 def unsupported(name: str, kind: type[Any]) -> str | None:
@@ -134,10 +137,10 @@ def unsupported(name: str, kind: type[Any]) -> str | None:
     return None
 
 
-def inability(
-    entrant: PlannedEntrant, task: TaskRows, data: Any, options: RaceOptions
-) -> str | None:
-    """Return why an entrant cannot be fine-tuned on a task; None if it can."""
+def entrant_formulation(
+    entrant: PlannedEntrant, task: TaskRows, data: TaskDataset, length: int
+) -> tuple[Formulation, Tokenizer] | str:
+    """Return the formulation and tokenizer of an entrant for a task, or why it has none."""
     chosen, kind = family(entrant.family), type(task.task)
     if (reason := unsupported(entrant.family, kind)) is not None:
         return reason
@@ -145,7 +148,7 @@ def inability(
     tokenizer = Corpus.open(entrant.corpus).tokenizer().with_end_token(chosen.required_tokens)
     config = entrant_config(entrant, tokenizer)
     try:
-        fit_formulation(
+        formulation = fit_formulation(
             data,
             config,
             tokenizer,
@@ -154,13 +157,20 @@ def inability(
             metric="",
             positive_label=None,
             prefix="",
+            length=length,
             **choices.options,
         )
     except UserError as error:
         if choices.options or choices.formulation:
             raise
         return str(error)
-    return None
+    return formulation, tokenizer
+
+
+def truncated_share(formulation: Formulation, tokenizer: Tokenizer, rows: Sequence[Any]) -> float:
+    """Return the share of rows whose texts are cut to the maximum length."""
+    instances = (formulation.instances(row, tokenizer, labelled=False) for row in rows)
+    return sum(any(i.truncated_tokens for i in group) for group in instances) / len(rows)
 
 
 def entrant_config(entrant: PlannedEntrant, tokenizer: Tokenizer) -> Any:
@@ -176,10 +186,26 @@ def recipe_of(entrant: PlannedEntrant) -> Recipe:
     return recipe
 
 
-def finetune_steps(rows: int, task: PlannedTask, most: int) -> int:
+def finetune_steps(rows: int, task: PlannedTask, options: RaceOptions) -> int:
     """Return the steps of a fine-tuning, the same for all entrants."""
     epoch = max(1, ceil(rows / BATCH_SIZE))
-    return min(most, default_steps(epoch, classes=len(task.class_counts), hidden_size=0, raw=True))
+    steps = default_steps(epoch, classes=len(task.class_counts), hidden_size=0, raw=True)
+    if options.task_epochs is not None:
+        steps = max(1, ceil(options.task_epochs * epoch))
+    return min(options.task_steps, steps)
+
+
+def any_raw(entrants: Sequence[PlannedEntrant]) -> bool:
+    """Return whether an entrant reads so little text that its weights count as raw.
+
+    Then all entrants are fine-tuned with the defaults of raw weights, so that none has another
+    learning rate or pooling for reading a few tokens more than another.
+    """
+    return any(
+        tokens_of_steps(recipe_of(entrant), entrant.steps) < RAW_TOKENS
+        for entrant in entrants
+        if entrant.pretrains and not entrant.gradient_free and entrant.left_out is None
+    )
 
 
 def finetune_arguments(
@@ -189,14 +215,14 @@ def finetune_arguments(
     kind = type(task.value)
     choices = task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
     every = max(1, ceil(steps / EVALUATIONS))
-    common = [f"train.batch_size={BATCH_SIZE}"]
-    if not choices.sets_steps:
-        common += [f"train.steps={steps}", f"train.eval_every={every}", f"train.save_every={every}"]
+    common = [f"train.batch_size={BATCH_SIZE}", f"train.steps={steps}"]
+    common += [f"train.eval_every={every}", f"train.save_every={every}"]
     common += [f"train.seed={seed}", f"train.device={plan.options.device}"]
     arguments: dict[str, Any] = {
         "settings": [*common, "train.keep_checkpoints=1", *choices.settings],
         "options": choices.options,
         "formulation": choices.formulation,
+        "raw_weights": plan.raw_weights if entrant.pretrains else None,  # new ones are raw
     }
     if "cross_view" in family(entrant.family).capabilities:
         arguments["unlabelled"] = ()  # it trains on labels alone, as the others do

@@ -6,7 +6,6 @@ started it does.
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import warnings
@@ -25,6 +24,7 @@ from kinfolk.workflows.race_jobs import (
     run_job,
 )
 from kinfolk.workflows.race_plan import Job, Plan, write_json
+from kinfolk.workflows.step_timing import end_with_parent
 
 
 def run_group(race: Path, plan: Plan, group: str, emit: Callable[..., None]) -> None:
@@ -52,7 +52,7 @@ def _progress_of(emit: Callable[..., None], job: Job) -> OnProgress:
 def main(race: str, group: str) -> None:
     """Run a group in this process, and report every event as a line of JSON."""
     folder = Path(race)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     plan = Plan.read(folder / "plan.json")
     torch.set_num_threads(plan.threads)
 
@@ -69,13 +69,6 @@ def _alone(race: Path, group: str) -> Iterator[None]:
     """Wait until a process of an earlier start of the comparison has ended."""
     with folder_lock(race / "logs" / f"{group}.txt"):
         yield
-
-
-def _end_with_parent() -> None:
-    """End this process when the other end of its input is closed: its parent has ended."""
-    while os.read(0, 1):  # without the lock of sys.stdin, which the end of the process needs
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

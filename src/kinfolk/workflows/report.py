@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from kinfolk.tasks.baselines import TITLES
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.log import read, speed, token_loss
-from kinfolk.workflows.baselines import Baselines, CountableText, baselines
+from kinfolk.training.log import alarms, read, speed, token_loss
+from kinfolk.workflows.baselines import Baselines, CountableText
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.recipe import Recipe
 
@@ -41,15 +42,18 @@ LOSS_TITLES = {
 STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses")  # of every line of the log
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, baselines: Baselines | None = None) -> Path:
     """Write RUN/report.html, for a finished run or an interrupted one."""
     recipe = read_json(run / "recipe.json")
-    page = finetuning_report if isinstance(recipe, FineTuneRecipe) else pretraining_report
-    return write(render(page(recipe, run)), run / "report.html")
+    if isinstance(recipe, FineTuneRecipe):
+        report = finetuning_report(recipe, run)
+    else:
+        report = pretraining_report(recipe, run, baselines or recipe_baselines(recipe))
+    return write(render(report), run / "report.html")
 
 
-def pretraining_report(recipe: Recipe, run: Path) -> Report:
-    """Gather the loss curves of pretraining, and the baselines of the same tokens."""
+def recipe_baselines(recipe: Recipe) -> Baselines:
+    """Return the baselines of the tokens that a recipe predicts."""
     corpora = [(share.open(), share.held_out(), share.weight) for share in recipe.corpora]
     texts: list[tuple[CountableText, CountableText | None, float]] = [*corpora]
     if isinstance(recipe.objective, Seq2Seq):  # baselines for what is predicted
@@ -57,13 +61,21 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
             (TargetDocuments(text), held_out and TargetDocuments(held_out), weight)
             for text, held_out, weight in corpora
         ]
+    return Baselines(texts)
+
+
+def pretraining_report(recipe: Recipe, run: Path, baselines: Baselines) -> Report:
+    """Gather the loss curves of pretraining, and the baselines of the same tokens."""
+    rows = baseline_rows(baselines)
     return Report(
         title=recipe.name,
         subtitle="Training and held-out loss, with unigram and 3-gram baselines.",
         facts=pretraining_facts(recipe, run),
         panels=loss_panels(run, recipe.name, kind=recipe.objective.loss_name, y="nats per token"),
         x="step" if recipe.model.counting_steps is None else "order",
-        baselines=baseline_rows(baselines(texts)),
+        baselines=rows,
+        alarms=alarm_messages(run),
+        notes=passed_baselines(run, rows),
     )
 
 
@@ -144,7 +156,28 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
             for name, value in best_metrics(run).items()
         ],
         notes=scores.get("messages", ()),
+        alarms=alarm_messages(run),
     )
+
+
+def alarm_messages(run: Path) -> list[str]:
+    """Return the alarms of a run, in words."""
+    return [entry["message"] for entry in alarms(run)]
+
+
+def passed_baselines(run: Path, baselines: Sequence[Baseline]) -> list[str]:
+    """Return when the held-out loss fell below each baseline, where it did."""
+    evaluated = [e for e in read(run) if e.get("eval_loss") is not None]
+    held_out = [(e["step"], token_loss(e, "eval_loss")) for e in evaluated]
+    first = {
+        line.name: next((step for step, loss in held_out if loss < line.loss), None)
+        for line in baselines
+    }
+    return [
+        f"The held-out loss is below the {name} from step {step:,}."
+        for name, step in first.items()
+        if step is not None
+    ]
 
 
 def training_facts(train: TrainConfig, run: Path) -> list[tuple[str, str]]:

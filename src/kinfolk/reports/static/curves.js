@@ -46,6 +46,9 @@ window.kinfolk.builders = (() => {
     return best;
   };
 
+  // A step without decimals; a learning rate with those it has.
+  const whole = (value) => (value !== 0 && Math.abs(value) < 1 ? compact(value) : fixed(Math.round(value * 1e4) / 1e4, 0));
+
   const valueAt = (series, x, digits) => {
     const [at, value] = nearest(series.points, x);
     const bounds = series.band.find(([place, low, high]) => place === at && low !== null && high !== null);
@@ -135,7 +138,7 @@ window.kinfolk.builders = (() => {
         },
         // Highest first, as the curves are.
         tip: (at) => ({
-          title: `${spec.x} ${fixed(Math.round(nearest(shown.flatMap((each) => each.points), x.from(at))[0] * 1e4) / 1e4, 0)}`,
+          title: `${spec.x} ${whole(nearest(shown.flatMap((each) => each.points), x.from(at))[0])}`,
           rows: [
             ...shown.filter((each) => each.points.length).sort((a, b) => nearest(b.points, x.from(at))[1] - nearest(a.points, x.from(at))[1]).map((each) => ({ name: each.name, color: shade(each, ink), value: valueAt(each, x.from(at), spec.digits) })),
             ...visible(spec.lines, state).map((each) => ({ name: each.name, value: fixed(each.value, spec.digits) })),
@@ -151,11 +154,11 @@ window.kinfolk.builders = (() => {
 
   const scatter = {
     zooms: true,
-    names: (spec) => [...spec.points, ...spec.lines].map((entry) => entry.name),
+    names: (spec) => spec.points.map((entry) => entry.name),
     positive: (spec, key) => spec.points.length > 1 && spec.points.every((point) => point[key === "logX" ? "x" : "y"] > 0),
     build(spec, state, width, ink) {
       const shown = visible(spec.points, state);
-      const ys = [...shown.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]), ...visible(spec.lines, state).map((each) => each.value)];
+      const ys = shown.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]);
       const x = scale(...(state.window?.x || range(shown.map((point) => point.x), state.logX, 0.12)), state.logX, Math.max(3, Math.min(8, width / 90)));
       const y = scale(...(state.window?.y || range(ys, state.logY, 0.1)), state.logY, 5);
       const middle = (x.to(x.low) + x.to(x.high)) / 2;
@@ -193,7 +196,6 @@ window.kinfolk.builders = (() => {
               })),
               labelLayout: { moveOverlap: "shiftY" },
             },
-            ...drawnLines(visible(spec.lines, state), x, y, ink, shown.map((point) => [point.x, point.y])),
           ],
         },
         itemTip: ({ dataIndex }) => {
@@ -203,7 +205,7 @@ window.kinfolk.builders = (() => {
           if (point.note) rows.push({ name: point.note, value: "" });
           return { title: point.name, rows };
         },
-        keys: [...spec.points, ...spec.lines.map((each) => ({ ...each, line: true, dashed: true, value: fixed(each.value, spec.digits) }))],
+        keys: spec.points,
       };
     },
   };

@@ -56,7 +56,7 @@ class LayerProbes:
 
 
 @dataclass(frozen=True, eq=False)
-class ProbeBench:
+class ProbeDataset:
     """Encoded rows of a task, which the layers of any network of one config are probed with."""
 
     task: Task
@@ -79,7 +79,7 @@ class ProbeBench:
         pooling: TextPooling,
         penalties: Sequence[float],
         seed: int,
-    ) -> "ProbeBench":
+    ) -> "ProbeDataset":
         """Encode the rows as the formulation `features` does, in full for a network's length."""
         family = family_of(network)
         tokenizer = tokenizer.with_end_token(family.required_tokens)

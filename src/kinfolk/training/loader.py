@@ -1,0 +1,51 @@
+"""The micro-batches of each step, made by other processes where the settings say so."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from kinfolk.batch import Batch, with_texts
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.distributed import Processes
+
+
+class WithTexts(Dataset[Batch[Any]]):
+    """The batches of a data set, with the order in which recurrent layers read their texts."""
+
+    def __init__(self, batches: Dataset[Batch[Any]]) -> None:
+        self.batches = batches
+
+    def __getitem__(self, number: int) -> Batch[Any]:
+        return with_texts(self.batches[number])
+
+
+def data_loader(
+    batches: Dataset[Batch[Any]],
+    train: TrainConfig,
+    start: int,
+    pinned: bool,
+    processes: Processes = Processes(),
+) -> Iterator[Sequence[Batch[Any]]]:
+    """Yield the micro-batches of each step from `start` on.
+
+    With several processes a batch of the data set is the share of one process, and the shares of a
+    micro-batch follow each other.
+    """
+    parts, count = train.gradient_accumulation, processes.count
+    # Python's warning about threads that a forked process lacks: a data loader needs none of them.
+    warnings.filterwarnings("ignore", message="This process .* is multi-threaded, use of fork")
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=range(start * parts * count + processes.rank, train.steps * parts * count, count),
+        num_workers=train.loader_processes(cuda=pinned),
+        pin_memory=pinned,
+    )
+    group: list[Batch[Any]] = []
+    for batch in loader:
+        group.append(batch)
+        if len(group) == parts:
+            yield group
+            group = []

@@ -1,0 +1,377 @@
+"""The proof that a killed run resumes exactly: killed and left alone, compared to the bit.
+
+`python -m kinfolk.workflows.verify_resume FOLDER STEP` trains FOLDER/killed, each time in a child
+process: the first is killed after STEP, the second resumes it. A third trains FOLDER/whole.
+"""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kinfolk.config import as_settings, read_json, type_name
+from kinfolk.data import demo_text
+from kinfolk.data.documents import read_documents
+from kinfolk.data.parallel_text import ParallelText, write_parallel_corpus
+from kinfolk.data.prepare import prepare
+from kinfolk.errors import UserError
+from kinfolk.families import check_name, family, index
+from kinfolk.text import train_tokenizer
+from kinfolk.training import checkpoint
+from kinfolk.training.loop import Callback, Progress
+from kinfolk.training.run import log_interval, select_device
+from kinfolk.training.run_differences import PARTS, counts, differences, digests
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.folders import model_or_family
+from kinfolk.workflows.pretrain import resume
+from kinfolk.workflows.recipe import CorpusSource, Recipe, finalize, recipe
+from kinfolk.workflows.step_timing import end_with_parent
+
+STEPS = 24
+MIN_STEPS = 4  # for a checkpoint, a step after it to be killed at, and one more
+DOCUMENTS = 100  # of the text that every machine has
+VOCAB_SIZE = 512
+HOLDOUT = 0.1
+KILLED, WHOLE = "killed", "whole"  # folders of the two runs
+ERROR_LINES = 3  # of a process that failed
+IMPORTED = ("torch.utils.tensorboard", "torch._dynamo")  # once, and not by each child process
+NO_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
+CUDA_NOTE = (
+    "CUDA: shown for this GPU, this driver and this torch, with deterministic algorithms where "
+    "torch has them; kinfolk pretrain and finetune do not ask for these, so that their runs on "
+    "CUDA may differ by rounding after a resume"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of both runs: its digests, and the first difference where there is one."""
+
+    name: str  # one of PARTS
+    size: str  # `28 tensors`
+    whole: str  # SHA-256 of the run that was left alone
+    resumed: str  # SHA-256 of the run that was killed and resumed
+    difference: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeProof:
+    """What was run, where it was killed, and whether both runs are equal to the bit."""
+
+    name: str  # family and size, or the folder of the run
+    objective: str
+    device: str
+    steps: int
+    save_every: int
+    killed_at: int
+    resumed_from: int  # step of the newest checkpoint; 0 where there was none
+    losses: tuple[float, float]  # the last ones: left alone, resumed
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()  # what it does not promise
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences
+
+    @property
+    def differences(self) -> list[str]:
+        """The first difference of each part that differs."""
+        return [part.difference for part in self.parts if part.difference is not None]
+
+
+def verify_resume(
+    model: Path | str,
+    *,
+    corpus: CorpusSource | None = None,
+    steps: int | None = None,
+    objective: str | None = None,
+    device: str | None = None,
+    on_message: Callable[[str], None] = lambda message: None,
+) -> ResumeProof:
+    """Kill a run, resume it and compare it with a run that was left alone, to the bit.
+
+    `verify_resume("gpt2/nano", steps=12).equal`
+
+    The model is FAMILY[/SIZE], trained on the corpus or on Python's documentation, or the folder of
+    a run of pretraining or fine-tuning, whose recipe and data are used. Both runs are made in a
+    temporary folder; nothing is written to the folder of a run.
+    """
+    with tempfile.TemporaryDirectory(prefix="kinfolk-verify-") as name:
+        folder = Path(name)
+        base = source_recipe(model, corpus, objective, folder)
+        chosen, killed_at = verification_recipe(base, steps, device)
+        for run in (KILLED, WHOLE):
+            write_run(chosen, model, folder / run)
+        events = train_in_processes(folder, killed_at, chosen.train.steps, on_message)
+        return make_proof(chosen, str(model), folder, killed_at, events)
+
+
+def source_recipe(
+    model: Path | str, corpus: CorpusSource | None, objective: str | None, folder: Path
+) -> Recipe | FineTuneRecipe:
+    """Return the recipe of a run, or of a family on a corpus or on the text of every machine."""
+    name = str(model)
+    if name.partition("/")[0] not in index():
+        given = corpus is not None or objective is not None
+        return run_recipe(Path(model_or_family(name)), given=given)
+    check_name(name)
+    if corpus is None:
+        chosen = family(name.partition("/")[0])
+        pairs = chosen.objective(objective) is chosen.objectives.get("pairs")
+        corpus = write_demo_corpus(folder, pairs=pairs)
+    return recipe(name, corpus, objective=objective)
+
+
+def run_recipe(run: Path, *, given: bool) -> Recipe | FineTuneRecipe:
+    """Read the recipe of a run, which has its own corpus and objective."""
+    if given:
+        raise UserError(f"{run} is a run with its own data: leave --corpus and --objective out")
+    if not (run / "recipe.json").is_file():
+        raise UserError(f"{run} is not a run (no recipe.json): give a run, or FAMILY/SIZE")
+    found = read_json(run / "recipe.json")
+    if not isinstance(found, Recipe | FineTuneRecipe):
+        raise UserError(f"{run} is a run in stages: give the folder of a stage, {run}/task")
+    return found
+
+
+def write_demo_corpus(folder: Path, *, pairs: bool) -> Path:
+    """Prepare a corpus of Python's documentation; of pairs, each line is the source of the next."""
+    documents = list(itertools.islice(demo_text.demo_documents(), DOCUMENTS))
+    text, out = folder / "text.txt", folder / "corpus"
+    blocks = [re.sub(r"\n\s*\n", "\n", document) for document in documents]
+    text.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    tokenizer = train_tokenizer(
+        (document.text for document in read_documents([text])), kind="bpe", vocab_size=VOCAB_SIZE
+    )
+    if not pairs:
+        prepare([text], tokenizer=tokenizer, out=out, holdout=HOLDOUT)
+        return out
+    table = folder / "pairs.tsv"
+    couples = (itertools.pairwise(block.splitlines()) for block in blocks)
+    lines = [f"{one.strip()}\t{two.strip()}\n" for one, two in itertools.chain(*couples)]
+    table.write_text("".join(lines), encoding="utf-8")
+    write_parallel_corpus(ParallelText(table), tokenizer, out)
+    return out
+
+
+def verification_recipe(
+    base: Recipe | FineTuneRecipe, steps: int | None, device: str | None
+) -> tuple[Any, int]:
+    """Return a recipe of few steps with checkpoints between them, and the step to be killed at."""
+    chosen = select_device(device or base.train.device)
+    interval = log_interval(chosen)
+    counting = isinstance(base, Recipe) and base.model.counting_steps is not None
+    if counting and steps is not None:
+        raise UserError(
+            f"--steps {steps} does not apply to {base.name}, which counts one order a step: "
+            "leave it out"
+        )
+    total = base.model.counting_steps if counting else STEPS if steps is None else steps
+    save_every, killed_at = kill_step(total, interval, counting=counting)
+    # Evaluated where it is saved: fine-tuning also saves each evaluation that is the best so far.
+    fields: dict[str, Any] = {"save_every": save_every, "eval_every": save_every}
+    fields |= {"keep_checkpoints": 1, "device": str(chosen)}
+    if not counting:
+        fields["steps"] = total
+    if isinstance(base, Recipe):
+        return finalize(base, as_settings(fields, "train.")), killed_at
+    fields["warmup"] = min(base.train.warmup, total)
+    return replace(base, train=replace(base.train, **fields)), killed_at
+
+
+def kill_step(steps: int, interval: int, *, counting: bool = False) -> tuple[int, int]:
+    """Return the steps between checkpoints, and a step between two of them, near the middle.
+
+    It is one that is logged: each is on a CPU, every tenth on CUDA.
+    """
+    for save_every in range(max(2, steps // 3), 1, -1):
+        between = [n for n in range(interval, steps, interval) if n > save_every and n % save_every]
+        if between:
+            return save_every, min(between, key=lambda step: abs(step - steps / 2))
+    if counting and steps > 1:  # two or three orders: killed before the first checkpoint
+        return steps, 1
+    least = 2 if counting else max(MIN_STEPS, interval + 1)
+    raise UserError(f"--steps must be at least {least}, to be killed between two (got {steps})")
+
+
+def write_run(chosen: Recipe | FineTuneRecipe, model: Path | str, folder: Path) -> None:
+    """Write a run folder that has not begun: a resume starts it."""
+    folder.mkdir()
+    chosen.write(folder / "recipe.json")
+    if isinstance(chosen, FineTuneRecipe):
+        shutil.copytree(Path(model) / "tokenizer", folder / "tokenizer")
+
+
+def train_in_processes(
+    folder: Path, killed_at: int, steps: int, on_message: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Train both runs in processes of their own; return what these reported."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic products on CUDA
+    }
+    command = [sys.executable, "-m", "kinfolk.workflows.verify_resume", str(folder), str(killed_at)]
+    events: list[dict[str, Any]] = []
+    with (
+        (folder / "errors.txt").open("wb") as log,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # closed at the end of this process, which ends the others
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        ) as process,
+    ):
+        assert process.stdout is not None and process.stdin is not None
+        try:
+            for line in process.stdout:
+                events.append(json.loads(line))
+                on_message(message(events[-1], steps))
+        finally:
+            process.stdin.close()
+            code = process.wait()
+    if code:
+        lines = (folder / "errors.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        end = " ".join(lines[-ERROR_LINES:]) or "without a message"
+        raise UserError(f"a process that trains ended with code {code}: {end}")
+    return events
+
+
+def message(event: dict[str, Any], steps: int) -> str:
+    """Return what a process reported as a sentence."""
+    if event["event"] == "killed":
+        return f"process {event['process']} was killed (SIGKILL) after step {event['step']}"
+    if event["event"] == "resumed":
+        return f"process {event['process']} resumed it and trained to step {steps}"
+    return f"process {event['process']} trained {steps} steps without interruption"
+
+
+def make_proof(
+    chosen: Recipe | FineTuneRecipe,
+    name: str,
+    folder: Path,
+    killed_at: int,
+    events: list[dict[str, Any]],
+) -> ResumeProof:
+    """Compare both runs."""
+    whole, killed = folder / WHOLE, folder / KILLED
+    found, sizes = differences(whole, killed), counts(whole)
+    whole_digests, digests_after = digests(whole), digests(killed)
+    parts = [
+        Part(part, sizes[part], whole_digests[part], digests_after[part], found.get(part))
+        for part in PARTS
+    ]
+    notes: list[str] = []
+    if chosen.train.device.startswith("cuda"):
+        log = (folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
+        notes = [CUDA_NOTE, *(f"CUDA: {name} is not deterministic" for name in unsure(log))]
+    return ResumeProof(
+        name=chosen.name if name in index() else name,
+        objective=(type_name(chosen.objective) if isinstance(chosen, Recipe) else "labelled rows"),
+        device=chosen.train.device,
+        steps=chosen.train.steps,
+        save_every=chosen.train.save_every,
+        killed_at=killed_at,
+        resumed_from=events[0]["checkpoint"],
+        losses=(last_loss(whole), last_loss(killed)),
+        parts=tuple(parts),
+        notes=tuple(notes),
+    )
+
+
+def unsure(log: str) -> list[str]:
+    """Return the operations that torch says it has no deterministic algorithm for."""
+    return [*dict.fromkeys(NO_DETERMINISTIC.findall(log))]
+
+
+def last_loss(run: Path) -> float:
+    """Return the loss of the last step in the log."""
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return float(json.loads(lines[-1])["loss"])
+
+
+class WaitAt(Callback):
+    """Report a step and wait there to be killed."""
+
+    def __init__(self, step: int, pipe: int) -> None:
+        self.step, self.pipe = step, pipe
+
+    def on_step(self, progress: Progress) -> None:
+        """Wait where the run is to be killed: the step is logged, and not saved."""
+        if progress.step == self.step:
+            os.write(self.pipe, b"!")
+            threading.Event().wait()
+
+
+def train_in_child(run: Path, kill_at: int | None) -> int:
+    """Start or resume a run in a child process, kill it at a step; return the process id."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        train_and_exit(run, [] if kill_at is None else [WaitAt(kill_at, writing)])
+    os.close(writing)
+    if os.read(reading, 1):
+        os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != (0 if kill_at is None else -signal.SIGKILL):
+        sys.exit(abs(code) or 1)
+    return child
+
+
+def train_and_exit(run: Path, callbacks: list[Callback]) -> None:
+    """Train in this process and end it; it ends too when the command does."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        if read_json(run / "recipe.json").train.device.startswith("cuda"):
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.backends.cudnn.benchmark = False
+        resume(run, callbacks=callbacks)
+    except UserError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(2)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def main(folder: str, killed_at: str) -> None:
+    """Train both runs, a child process each time, and report each as a line of JSON."""
+
+    def report(event: str, process: int, **values: Any) -> None:
+        print(json.dumps({"event": event, "process": process, **values}), flush=True)
+
+    for name in IMPORTED:
+        import_module(name)
+    killed, step = Path(folder, KILLED), int(killed_at)
+    process = train_in_child(killed, step)
+    newest = checkpoint.latest_valid(killed)
+    reached = 0 if newest is None else checkpoint.checkpoint_step(newest)
+    report("killed", process, step=step, checkpoint=reached)
+    report("resumed", train_in_child(killed, None))
+    report("whole", train_in_child(Path(folder, WHOLE), None))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
