@@ -43,9 +43,9 @@ class JobUsage:
     @contextlib.contextmanager
     def measuring(self, *, energy: bool) -> Iterator[None]:
         """Measure a block: what follows in the job is not counted."""
-        self._began = time.perf_counter()
         try:
             with measure(self.device, energy=energy) as self._measured:
+                self._began = time.perf_counter()
                 self.save(0.0)
                 yield
         finally:
