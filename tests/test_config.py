@@ -433,7 +433,7 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
             "gradient_accumulation=3",
             "train.gradient_accumulation=3 does not divide train.batch_size=32",
         ),
-        ("optimizer=sgd", "train.optimizer=sgd: it must be adamw, adafactor or adamw_rms"),
+        ("optimizer=sgd", "train.optimizer=sgd: it must be adamw, adafactor, adamw_rms or muon"),
         ("schedule=step", "it must be linear, cosine, inverse_root, constant, trapezoid or slan"),
         ("lr=0", "train.lr=0: it must be above 0"),
         ("lr=nan", "train.lr=nan: it must be a number"),

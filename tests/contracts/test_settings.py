@@ -30,6 +30,7 @@ MOVES = {
         "gradient_accumulation=2"
     ],  # each part of a batch draws its own dropout
     "optimizer": ["optimizer=adamw_rms"],
+    "matrix_lr": ["optimizer=muon", "matrix_lr=0.1"],
     "schedule": ["schedule=constant"],
     "lr": ["lr=5e-3"],
     "min_lr_ratio": ["min_lr_ratio=0.7"],
@@ -43,7 +44,10 @@ MOVES = {
     "precision": ["precision=bfloat16"],
 }
 # What such a run is compared with, where it is not the base.
-BESIDE = {"decay_ratio": ["schedule=trapezoid", "decay_ratio=0.1"]}
+BESIDE = {
+    "decay_ratio": ["schedule=trapezoid", "decay_ratio=0.1"],
+    "matrix_lr": ["optimizer=muon", "matrix_lr=0.02"],
+}
 KEPT = {"steps", "save_every", "keep_checkpoints", "eval_every", "eval_batches"}  # tested below
 UNSEEN = {
     "device": "a machine without CUDA has one: test_pretraining tests the choice",

@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from kinfolk.attention_mask import AttentionBackend, AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.kv_cache import KVCache
-from kinfolk.nn.layers import HAS_TRITON, Linear
+from kinfolk.nn.layers import HAS_TRITON, FusedLinear, Linear
 
 if HAS_TRITON:
     from kinfolk.nn import triton_kernels
@@ -222,7 +222,7 @@ class Attention(nn.Module):
         super().__init__()
         attention_size = attention_size or hidden_size
         self.num_heads, self.scale, self.dropout = num_heads, scale, dropout
-        self.qkv_proj = Linear(hidden_size, 3 * attention_size, bias=bias)
+        self.qkv_proj = FusedLinear(hidden_size, 3 * [attention_size], bias=bias)
         self.out_proj = Linear(attention_size, hidden_size, bias=bias)
 
     def forward(
@@ -257,7 +257,7 @@ class CrossAttention(nn.Module):
         attention_size = attention_size or hidden_size
         self.num_heads, self.scale, self.dropout = num_heads, scale, dropout
         self.q_proj = Linear(hidden_size, attention_size, bias=bias)
-        self.kv_proj = Linear(hidden_size, 2 * attention_size, bias=bias)
+        self.kv_proj = FusedLinear(hidden_size, 2 * [attention_size], bias=bias)
         self.out_proj = Linear(attention_size, hidden_size, bias=bias)
 
     def forward(

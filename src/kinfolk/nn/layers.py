@@ -1,7 +1,7 @@
 """The layers that most families share: linear, feed-forward, residual connections, Transformer."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,14 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear_or_matvec(x, self.weight, self.bias)
+
+
+class FusedLinear(Linear):
+    """Several linear layers over one input as one: the rows of their weights one below another."""
+
+    def __init__(self, in_features: int, sizes: Sequence[int], *, bias: bool = True) -> None:
+        super().__init__(in_features, sum(sizes), bias=bias)
+        self.sizes = tuple(sizes)
 
 
 class SlicedLinear(nn.Linear):

@@ -14,7 +14,7 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import KVCache
 from kinfolk.nn.attention import merge_heads, split_heads
 from kinfolk.nn.language_model import WithBiases
-from kinfolk.nn.layers import Linear, PostNorm
+from kinfolk.nn.layers import FusedLinear, Linear, PostNorm
 
 
 def sinusoidal_distances(
@@ -93,7 +93,7 @@ class RelativeAttention(WithBiases):
         self.num_heads, self.dropout = num_heads, dropout
         self.scale = (attention_size // num_heads) ** -0.5
         self.q_proj = Linear(hidden_size, attention_size, bias=False)
-        self.kv_proj = Linear(hidden_size, 2 * attention_size, bias=False)
+        self.kv_proj = FusedLinear(hidden_size, 2 * [attention_size], bias=False)
         self.r_proj = Linear(hidden_size, attention_size, bias=False)
         head_dim = attention_size // num_heads
         self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim))  # the paper's u

@@ -7,7 +7,7 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.machine import available_cpus
 
-Optimizer = Literal["adamw", "adafactor", "adamw_rms"]
+Optimizer = Literal["adamw", "adafactor", "adamw_rms", "muon"]
 Schedule = Literal["linear", "cosine", "inverse_root", "constant", "trapezoid", "slanted"]
 
 # Fields under the heading that commands give their options.
@@ -36,7 +36,16 @@ class TrainConfig:
         default=1, ge=1, le=2**24, help="number of micro-batches that a step is split into"
     )
     optimizer: Optimizer = optimizer_field(
-        default="adamw", help="optimizer; adamw_rms multiplies each step by the RMS of its tensor"
+        default="adamw",
+        help="optimizer; adamw_rms multiplies each step by the RMS of its tensor, muon "
+        "orthogonalizes the updates of the matrices of layers",
+    )
+    matrix_lr: float = optimizer_field(
+        default=0.02,
+        gt=0,
+        le=1e3,
+        help="peak learning rate of the matrices of layers with optimizer=muon; all other "
+        "parameters have train.lr",
     )
     schedule: Schedule = schedule_field(default="cosine", help="learning-rate schedule")
     lr: float = schedule_field(default=5e-4, gt=0, help="peak learning rate")

@@ -1,7 +1,7 @@
 """Optimizers, their parameter groups, the layer of every parameter, learning-rate schedules."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, WithBiases
+from kinfolk.nn.layers import FusedLinear
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.muon import Muon
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,9 @@ def build_optimizer(
             return torch.optim.Adafactor(groups, lr=train.lr)
         case "adamw_rms":
             return AdamWRMS(groups, lr=train.lr, betas=betas, eps=train.eps)
+        case "muon":
+            groups = split_matrices(groups, layer_matrices(model), train.matrix_lr / train.lr)
+            return Muon(groups, lr=train.lr, betas=betas, eps=train.eps)
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> bool:
@@ -141,6 +146,42 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": free, "weight_decay": 0.0},
     )
     return [group for group in groups if group["params"]]
+
+
+def layer_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
+    """Return the weights of the linear layers in the layers of a model, with the rows of each.
+
+    A weight has several numbers of rows where it is that of several linear layers.
+    """
+    layers = [part for part in model.modules() if isinstance(part, LayerStack | SharedLayers)]
+    exempt = _exempt(model)
+    linear = [part for layer in layers for part in layer.modules() if isinstance(part, nn.Linear)]
+    matrices = {
+        part.weight: part.sizes if isinstance(part, FusedLinear) else (part.out_features,)
+        for part in linear
+        if part.weight.requires_grad and part.weight not in exempt
+    }
+    if not matrices:
+        raise UserError(
+            "train.optimizer=muon updates the matrices of Transformer layers, and the trainable "
+            "layers of this model have none: use train.optimizer=adamw"
+        )
+    return matrices
+
+
+def split_matrices(
+    groups: list[dict[str, Any]], matrices: Mapping[Tensor, tuple[int, ...]], scale: float
+) -> list[dict[str, Any]]:
+    """Give matrices groups of their own, by their rows, with this scale of the learning rate."""
+    split = []
+    for group in groups:
+        kinds = dict.fromkeys(matrices.get(p) for p in group["params"])
+        for sizes in kinds:
+            own = {**group, "params": [p for p in group["params"] if matrices.get(p) == sizes]}
+            if sizes is not None:
+                own |= {"sizes": sizes, "scale": scale * group.get("scale", 1.0)}
+            split.append(own)
+    return split
 
 
 def layerwise_param_groups(
