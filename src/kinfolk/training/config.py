@@ -122,6 +122,11 @@ class TrainConfig:
                 f"train.gradient_accumulation={self.gradient_accumulation} does not divide "
                 f"train.batch_size={self.batch_size}"
             )
+        if self.parallel == "fsdp" and self.optimizer == "adafactor":
+            raise UserError(
+                "train.optimizer=adafactor reads whole columns of a matrix, which "
+                "train.parallel=fsdp divides: use adamw_rms or adamw, or train.parallel=ddp"
+            )
         if self.cuda_graph == "yes" and not self.can_replay:
             reason = "train.parallel=fsdp exchanges weights inside of the step"
             if self.parallel == "ddp":

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import StagedLayer, has_static_shapes, stacked_layers
@@ -167,11 +167,8 @@ def sharded_like(value: Tensor, parameter: Tensor) -> Tensor:
     """Divide a moment, which every process has whole, as its parameter is."""
     if not isinstance(parameter, DTensor):
         return value
-    # Moments of columns (Adafactor) have one row, which every process needs.
-    divided = value.shape[:1] == parameter.shape[:1]
-    placements = parameter.placements if divided else [Replicate()]
-    whole = value.to(parameter.device)
-    return distribute_tensor(whole, parameter.device_mesh, placements, src_data_rank=None)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
 
 
 def load_whole_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
