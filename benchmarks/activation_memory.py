@@ -43,7 +43,12 @@ from kinfolk.training.step import Learner, TrainStep
 
 SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=2, cls=2, sep=2, mask=1)
 # Layers, hidden size, heads: those of the published models, and one for tests.
-SIZES = {"xl": (48, 1600, 25), "medium": (24, 1024, 16), "test": (4, 32, 2)}
+SIZES = {
+    "xl": (48, 1600, 25),
+    "medium": (24, 1024, 16),
+    "small": (12, 256, 4),
+    "test": (4, 32, 2),
+}
 AGREES = 1e-3  # relative difference of losses in bfloat16, whose sums may be rounded otherwise
 AGREES_FLOAT32 = 1e-5
 

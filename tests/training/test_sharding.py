@@ -120,6 +120,15 @@ def test_fsdp_of_one_process_trains_as_plain_training_does(
     assert not dist.is_initialized()
 
 
+def test_one_process_of_torchrun_is_sharded(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    chosen = recipe(home, "gpt2", "train.steps=1", "train.warmup=0")
+    assert len(read(pretrain(sharded(chosen), tmp_path / "run"))) == 1
+
+
 @slow
 @pytest.mark.parametrize("member", FAMILIES)
 def test_fsdp_of_two_processes_trains_as_plain_training_does(

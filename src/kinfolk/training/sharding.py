@@ -122,7 +122,11 @@ def connect_alone(device: torch.device, processes: Processes) -> bool:
     """Make the process group of a single process, which has none; return whether it was made."""
     if processes.several or dist.is_initialized():
         return False
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = "gloo"
+    if device.type == "cuda":
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(device.index or 0)
+        torch.empty(0, device=device)  # initializes CUDA, so that a device mesh takes this device
     hook = sys.excepthook
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     sys.excepthook = hook  # torch's puts the rank before every line
