@@ -208,3 +208,20 @@ def test_cvt_is_compared_with_itself_without_unlabelled_text(
         module.main()
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert found["arm"] == arm and found["seed"] == 1 and 0 <= found["f1"] <= 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own profiler
+def test_checkpointed_and_sharded_steps_have_the_losses_of_plain_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = FILE.with_name("activation_memory.py")
+    small = "--json --device cpu --size test --batch 2 --length 64 --vocab 300"
+    monkeypatch.setattr(sys, "argv", ["benchmark", *small.split()])
+    runpy.run_path(str(file), run_name="__main__")
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    plain, checkpointed, sharded, both = (figures["peak_bytes"] for figures in found)
+    assert checkpointed < 0.6 * plain and both < 0.6 * sharded
+    for figures in found:
+        assert figures["losses"] == pytest.approx(found[0]["losses"], rel=1e-6)
+        assert len(figures["losses"]) == 5
+        assert figures["tokens_per_second"] > 0

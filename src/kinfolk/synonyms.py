@@ -34,6 +34,8 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("precision", "dtype", "bf16", "fp16", "mixed_precision", "mixed_precision_param"),
     ("compile", "torch_compile"),
     ("cuda_graph", "capture", "cuda_graphs"),
+    ("parallel", "strategy", "parallelism", "distributed_strategy"),
+    ("checkpoint_activations", "gradient_checkpointing", "activation_checkpointing"),
     ("workers", "num_workers", "dataloader_num_workers"),
     ("seed", "random_seed", "data_seed"),
     ("epochs", "num_train_epochs", "num_epochs", "max_epochs"),

@@ -53,6 +53,8 @@ UNSEEN = {
     "device": "a machine without CUDA has one: test_pretraining tests the choice",
     "compile": "changes rounding only: test_compiled",
     "cuda_graph": "acts on CUDA only: test_capture_cuda",
+    "parallel": "must change nothing: test_sharding",
+    "checkpoint_activations": "must change nothing: test_activation_checkpoint",
     "workers": "must change nothing: test_resume",
 }
 # The settings of fine-tuning alone, by the option that sets them.

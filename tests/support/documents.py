@@ -73,10 +73,10 @@ NOT_RUN = {
     ". .venv/bin/activate": "tests run in their own environment",
     "pip install": "needs a network",
     "hf download": "needs a network",
-    "python benchmarks/": "takes minutes; tests/test_benchmarks.py runs two in small",
+    "python benchmarks/": "takes minutes; tests/test_benchmarks.py runs some in small",
     "python -m kinfolk.families": "writes into the source",
     "python -m tests.measures": "tests/test_house.py calls it",
-    "torchrun": "starts processes; tests/training/test_distributed.py does",
+    "torchrun": "starts processes; test_distributed.py and test_sharding.py in tests/training do",
 }
 TYPED = {"chat": "The court\n/help\n/quit\n"}  # on standard input
 

@@ -97,6 +97,10 @@ class AlbertLayers(SharedLayers):
             residual(FeedForward(c.hidden_size, inner, c.activation)) for _ in range(feed_forwards)
         )
 
+    def sublayers(self) -> list[nn.Module]:
+        """Return the distinct modules."""
+        return [*self.attentions, *self.feed_forwards]
+
     def forward(self, x: Tensor, attend: AttentionBackend) -> list[Tensor]:
         """Return the input of the first layer, and the output of each."""
         hidden = [x]

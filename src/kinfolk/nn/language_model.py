@@ -371,8 +371,18 @@ class LayerStack(nn.ModuleList):
     """Layers in their order; layer-wise learning rates number them from 1."""
 
 
+class StagedLayer(nn.Module):
+    """A layer with methods besides `forward` that run a part of it."""
+
+    stages: tuple[str, ...]  # the names of these methods
+
+
 class SharedLayers(nn.Module):
     """Layers that share their weights and count as one layer (ALBERT)."""
+
+    def sublayers(self) -> list[nn.Module]:
+        """Return the modules that it runs one after the other, each several times."""
+        raise NotImplementedError
 
 
 class WithBiases(nn.Module):
@@ -381,6 +391,17 @@ class WithBiases(nn.Module):
     def bias_parameters(self) -> tuple[nn.Parameter, ...]:
         """Return these biases: they are exempt from weight decay."""
         raise NotImplementedError
+
+
+def stacked_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of all stacks in a module; those that share their weights are one."""
+    found: list[nn.Module] = []
+    for part in module.modules():
+        if isinstance(part, LayerStack):
+            found += part
+        elif isinstance(part, SharedLayers):
+            found.append(part)
+    return found
 
 
 def attention_windows(module: nn.Module) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import KVCache
 from kinfolk.nn.attention import merge_heads, split_heads
-from kinfolk.nn.language_model import WithBiases
+from kinfolk.nn.language_model import StagedLayer, WithBiases
 from kinfolk.nn.layers import FusedLinear, Linear, PostNorm
 
 
@@ -152,8 +152,10 @@ class SegmentRelativeAttention(RelativeAttention):
         return bias + torch.where(context.other_segment[:, None], sums[1], sums[0])
 
 
-class RelativeLayer(nn.Module):
+class RelativeLayer(StagedLayer):
     """Relative attention and feed-forward, each with a residual connection."""
+
+    stages = ("project_kv",)
 
     def __init__(
         self,

@@ -101,12 +101,21 @@ class TrainConfig:
     )
     compile: Literal["auto", "yes", "no"] = runtime_field(
         default="auto",
-        help="compile the model; auto is yes in pretraining on CUDA and no otherwise",
+        help="compile the model; auto is yes in pretraining on CUDA without fsdp and no otherwise",
     )
     cuda_graph: Literal["auto", "yes", "no"] = runtime_field(
         default="auto",
         help="replay the step as a CUDA graph; "
         "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12",
+    )
+    parallel: Literal["ddp", "fsdp"] = runtime_field(
+        default="ddp",
+        help="what each process of torchrun holds: ddp all weights, fsdp a share of weights, "
+        "gradients and optimizer states",
+    )
+    checkpoint_activations: Literal["yes", "no"] = runtime_field(
+        default="no",
+        help="compute the activations of each layer again in the backward pass, to save memory",
     )
     workers: int | None = runtime_field(
         default=None,
@@ -122,6 +131,21 @@ class TrainConfig:
                 f"train.gradient_accumulation={self.gradient_accumulation} does not divide "
                 f"train.batch_size={self.batch_size}"
             )
+        if self.parallel == "fsdp" and self.optimizer in ("adafactor", "muon"):
+            raise UserError(
+                f"train.optimizer={self.optimizer} reads whole matrices, which "
+                "train.parallel=fsdp divides: use adamw_rms or adamw, or train.parallel=ddp"
+            )
+        if self.cuda_graph == "yes" and not self.can_replay:
+            reason = "train.parallel=fsdp exchanges weights inside of the step"
+            if self.parallel == "ddp":
+                reason = "train.checkpoint_activations=yes sets random numbers inside of the step"
+            raise UserError(f"train.cuda_graph=yes: {reason}, which cannot be replayed; use auto")
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether a step can be replayed as a CUDA graph."""
+        return self.parallel == "ddp" and self.checkpoint_activations == "no"
 
     def loader_processes(self, *, cuda: bool) -> int:
         """Return the number of data loader processes.
@@ -139,10 +163,14 @@ class TrainConfig:
         Compiling for varying lengths takes longer than it saves in fine-tuning: 200 steps of
         bert/tiny took 13.3 s eager and 43.8 s compiled on an H200.
         """
+        if self.compile == "auto" and self.parallel == "fsdp":
+            return False  # layer by layer if asked for
         return self.compile == "yes" or (self.compile == "auto" and cuda and row_length is not None)
 
     def replays(self, parameters: int, row_length: int | None) -> bool:
         """Return whether a step is replayed as a CUDA graph, compiled or not."""
+        if not self.can_replay:
+            return False
         if self.cuda_graph != "auto" or row_length is None:
             return self.cuda_graph == "yes"
         tokens = self.batch_size // self.gradient_accumulation * row_length

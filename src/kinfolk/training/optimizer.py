@@ -13,6 +13,7 @@ from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, W
 from kinfolk.nn.layers import FusedLinear
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.muon import Muon
+from kinfolk.training.sharding import local_part, sharded_like, whole_norms
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,14 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> bool:
         for number, values in moments.items()
     ):
         return False
-    optimizer.load_state_dict({"state": moments, "param_groups": own})
+    state = {
+        number: {
+            name: value if name == "step" else sharded_like(value, parameters[number])
+            for name, value in values.items()
+        }
+        for number, values in moments.items()
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": own})
     return True
 
 
@@ -254,9 +262,13 @@ class AdamWRMS(torch.optim.Optimizer):
         self, params: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
     ) -> None:
         rate, (beta1, beta2) = group["lr"], group["betas"]
-        grads = [p.grad for p in params if p.grad is not None]
-        means = [state["exp_avg"] for state in states]
-        squares = [state["exp_avg_sq"] for state in states]
+        roots = [math.sqrt(p.numel()) for p in params]
+        norms = whole_norms(params)
+        # Of sharded tensors, each process updates its share.
+        grads = [local_part(p.grad) for p in params if p.grad is not None]
+        means = [local_part(state["exp_avg"]) for state in states]
+        squares = [local_part(state["exp_avg_sq"]) for state in states]
+        params = [local_part(p) for p in params]
         for state in states:
             state["step"] += 1
         steps = [int(state["step"]) for state in states]
@@ -265,8 +277,8 @@ class AdamWRMS(torch.optim.Optimizer):
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
 
-        rates = list(torch._foreach_norm(params))  # on the device, without synchronization
-        torch._foreach_div_(rates, [math.sqrt(p.numel()) for p in params])
+        rates = norms
+        torch._foreach_div_(rates, roots)
         torch._foreach_clamp_min_(rates, self.min_rms)
         torch._foreach_mul_(rates, [-rate / (1 - beta1**n) for n in steps])
 

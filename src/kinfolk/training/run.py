@@ -10,7 +10,7 @@ RUN/report.html       the curves, also of a run that was interrupted
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -22,6 +22,7 @@ from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
 from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
 from kinfolk.training import checkpoint, log
+from kinfolk.training.activation_checkpoint import checkpoint_activations
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes
 from kinfolk.training.loader import WithTexts, data_loader
@@ -29,6 +30,7 @@ from kinfolk.training.log import Log, MetricsLog, NoLog
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
+from kinfolk.training.sharding import Shards, local_part
 from kinfolk.training.step import Learner, Step, TrainStep
 from kinfolk.training.watch import Alarm, LossBaseline, Watch
 
@@ -60,6 +62,8 @@ class Workload(ABC):
     save_best: bool = False  # save at every evaluation that is the best so far
     row_length: int | None = None  # of every batch; None where batches differ in shape
     selects_by_loss: bool = True  # the best checkpoint is that of the lowest held-out loss
+    # Its evaluation calls the model itself, not the loss alone: a sharded one is gathered for it.
+    evaluates_model: bool = False
 
     @classmethod
     @abstractmethod
@@ -129,6 +133,8 @@ class Run:
         self.device = select_device(train.device)
         self.bfloat16 = uses_bfloat16(train, self.device)
         self.train_step = work.make_step(folder, self.device, bfloat16=self.bfloat16)
+        step = self.train_step
+        self.shards = step.shards if isinstance(step, TrainStep) else None
         self.global_step = 0
         self.best: tuple[float, ...] | None = None  # score of the best checkpoint
         self.evals_since_best = 0
@@ -234,6 +240,9 @@ class Run:
                     f"another process of this run ended after step {self.global_step}; resume "
                     f"with: {self.resume_command()}"
                 ) from error
+            finally:
+                if self.shards is not None:
+                    self.shards.close()
             self._write_report(finished=True)
         self._end(interrupted=False)
         return self.folder
@@ -244,7 +253,8 @@ class Run:
 
     def _train(self) -> None:
         train, cuda = self.work.train, self.device.type == "cuda"
-        self.processes.broadcast_weights(self.work.model)
+        if self.shards is None:
+            self.processes.broadcast_weights(self.work.model)
         self.work.model.train()
         with self._open_log() as self.log:
             loop = TrainLoop(
@@ -312,13 +322,42 @@ class Run:
     @torch.no_grad()
     def evaluate(self) -> Evaluation:
         """Return the metrics on held-out data, in the precision of training."""
-        metrics = self.processes.from_first(self._metrics)
+        metrics = self._shared_metrics()
         score = self.work.score(metrics)
         # Nothing is greater than NaN: as the best it would never be replaced.
         comparable = not any(map(math.isnan, score))
         is_best = comparable and (self.best is None or score > self.best)
         self.evals_since_best = 0 if is_best else self.evals_since_best + 1
         return Evaluation(metrics, score, is_best, self.work.main_metrics(metrics))
+
+    def _shared_metrics(self) -> Mapping[str, Any]:
+        """Return the metrics that process 0 computes.
+
+        Where weights are sharded, every process computes the same losses, in which all take part.
+        """
+        if self.shards is None:
+            return self.processes.from_first(self._metrics)
+        if self.work.evaluates_model:
+            with self.whole_model(self.device):
+                return self.processes.from_first(self._metrics)
+        with self.shards.forward_only():
+            metrics = self._metrics()
+        return self.processes.from_first(lambda: metrics)
+
+    @contextmanager
+    def whole_model(self, device: torch.device | str = "cpu") -> Iterator[None]:
+        """Give process 0 all weights in the block, where they are sharded; all enter it."""
+        step, model = self.train_step, self.work.model
+        if not isinstance(step, TrainStep) or step.shards is None:
+            yield
+            return
+        learner = step.learner
+        with step.shards.gathered(device) as whole:
+            self.work.model, step.learner = whole.model, whole
+            try:
+                yield
+            finally:
+                self.work.model, step.learner = model, learner
 
     def _metrics(self) -> Mapping[str, Any]:
         self.work.model.eval()
@@ -339,8 +378,7 @@ class Run:
 
         A model that has diverged is refused, so that the checkpoint before stays the newest.
         """
-        weights = [p.detach() for p in self.work.model.parameters() if p.requires_grad]
-        if weights and not torch.stack([p.isfinite().all() for p in weights]).all():
+        if not self._has_finite_weights():
             raise UserError(f"weights are not finite after step {step}. {self.remedy()}")
         last = evaluation if step == self.work.train.steps else None  # before, it may recover
         if last is not None and math.isnan(last.metrics["eval_loss"]):
@@ -360,17 +398,26 @@ class Run:
         }
         if self.work.memory is not None:
             state["memory"] = self.processes.gather_memory(self.work.memory)
-        if not self.processes.is_first:
-            return
 
         def write(folder: Path) -> None:
             self.work.save_model(folder)
             checkpoint.save_training_state(folder, state)
 
-        self.log.sync()
-        saved = checkpoint.save(self.folder, step, write, keep=train.keep_checkpoints, best=is_best)
+        with self.whole_model():
+            if not self.processes.is_first:
+                return
+            self.log.sync()
+            keep = train.keep_checkpoints
+            saved = checkpoint.save(self.folder, step, write, keep=keep, best=is_best)
         for callback in self.callbacks:
             callback.on_save(saved)
+
+    def _has_finite_weights(self) -> bool:
+        """Return whether all weights are finite, in every process that has a share of them."""
+        parameters = self.work.model.parameters()
+        weights = [local_part(p.detach()) for p in parameters if p.requires_grad]
+        finite = not weights or bool(torch.stack([p.isfinite().all() for p in weights]).all())
+        return finite if self.shards is None else all(self.processes.gather(finite))
 
     def remedy(self) -> str:
         """Return how to resume a run whose loss, gradient or weights are not finite."""
@@ -399,7 +446,14 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     learner = Learner(model, work.objective)
     row_length = static_row_length(work)
     compiled = train.compiles(cuda=cuda, row_length=row_length)
-    if compiled:
+    if train.checkpoint_activations == "yes":
+        checkpoint_activations(model)
+    shards = None
+    if train.parallel == "fsdp":
+        check_shardable(work)
+        dynamic = row_length is None
+        shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
+    elif compiled:
         learner.compile(dynamic=row_length is None)
     parameters = sum(p.numel() for p in model.parameters())
     return TrainStep(
@@ -410,7 +464,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         seed=train.seed,
         device=device,
         bfloat16=bfloat16,
-        block_masks=compiled and cuda and row_length is not None,
+        block_masks=compiled and cuda and row_length is not None and shards is None,
         cuda_graph=cuda and train.replays(parameters, row_length),
         memory=work.memory,
         unfreezing=work.unfreezing,
@@ -419,7 +473,19 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         # anyway. Values that are not finite in between are found when the log is written.
         checks=lambda number: not cuda or train.saves(number + 1),
         processes=work.processes,
+        shards=shards,
     )
+
+
+def check_shardable(work: Workload) -> None:
+    """Refuse methods of fine-tuning that change whole parameters between two passes."""
+    refused = {"--gradual-unfreezing": work.unfreezing, "--adversarial-epsilon": work.attack}
+    for name, method in refused.items():
+        if method is not None:
+            raise UserError(
+                f"train.parallel=fsdp divides the parameters that {name} changes between two "
+                "passes: remove it, or use train.parallel=ddp"
+            )
 
 
 def static_row_length(work: Workload) -> int | None:

@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from kinfolk.training.capture import GraphedForwardBackward
 from kinfolk.training.distributed import Processes
 from kinfolk.training.optimizer import load_optimizer_state
 from kinfolk.training.regularize import FGM, GradualUnfreezing
+from kinfolk.training.sharding import Shards, clip_gradients, sharded_connection
 
 
 class Learner(nn.Module):
@@ -100,8 +102,10 @@ class TrainStep:
         # Whether loss and norm are checked before an update, by the number of the step.
         checks: Callable[[int], bool] | None = None,
         processes: Processes = Processes(),  # that the rows of every micro-batch are shared by
+        shards: Shards | None = None,  # of the learner, where each process holds a share of it
     ) -> None:
         self.learner, self.optimizer, self.lr = learner, optimizer, lr
+        self.shards = shards
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.block_masks, self.memory = bfloat16, block_masks, memory
         self.unfreezing, self.attack, self.processes = unfreezing, attack, processes
@@ -129,7 +133,9 @@ class TrainStep:
         for part, batch in enumerate(batches):
             alone = len(batches) == 1
             forward_backward = partial(self._forward_backward, number, part, batch, counts, alone)
-            result = forward_backward() if self.attack is None else self.attack(forward_backward)
+            with nullcontext() if self.shards is None else sharded_connection():
+                attack = self.attack
+                result = forward_backward() if attack is None else attack(forward_backward)
             batch_loss, mean = result
             if self.memory is not None:
                 assert batch_loss.memory is not None, "the objective returns no memory"
@@ -137,10 +143,11 @@ class TrainStep:
             loss += mean
             for name, total in batch_loss.sums.items():
                 sums[name] = sums.get(name, 0.0) + total.detach()
-        if self.processes.several:
+        if self.processes.several and self.shards is None:
             self.processes.sum_gradients(self.parameters)
+        if self.processes.several:
             loss, sums = self.processes.sum_losses(loss, sums, sorted(counts))
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip or float("inf"))
+        norm = self._clip_gradients()
         updated = not self.checks(number) or bool((loss + norm).isfinite())
         if updated:
             self.optimizer.step()
@@ -167,8 +174,17 @@ class TrainStep:
         torch.autograd.backward(mean)
         return loss, mean.detach()
 
+    def _clip_gradients(self) -> Tensor:
+        """Clip the gradients; return their norm before."""
+        clip = self.clip or float("inf")
+        if self.shards is not None:
+            return clip_gradients(self.parameters, clip, self.processes)
+        return torch.nn.utils.clip_grad_norm_(self.parameters, clip)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer."""
+        """Return the state of the optimizer; where it is sharded, to process 0."""
+        if self.shards is not None:
+            return self.shards.optimizer_state(self.optimizer)
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: Any) -> bool:
@@ -177,7 +193,10 @@ class TrainStep:
 
     def forward(self, batch: Batch[Any]) -> Loss:
         """Return the loss of a micro-batch."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+        # A cache would hold all weights in bfloat16, of which each process has a share.
+        with torch.autocast(
+            self.device.type, torch.bfloat16, self.bfloat16, cache_enabled=self.shards is None
+        ):
             inputs = batch.inputs
             if self.block_masks:
                 inputs = inputs.with_block_masks(self.windows)

@@ -159,7 +159,7 @@ def measure_costs(
 def count_step(recipe: Recipe) -> Cost:
     """Count the input tokens and the FLOPs of a step, on real batches of the recipe."""
     # Uncompiled, because compiled kernels cannot be counted.
-    train = dataclasses.replace(recipe.train, compile="no", cuda_graph="no")
+    train = dataclasses.replace(recipe.train, compile="no", cuda_graph="no", parallel="ddp")
     work = PretrainWorkload(dataclasses.replace(recipe, train=train))
     parts, batches = train.gradient_accumulation, work.batches
     steps = min(READ_STEPS, -(-len(batches) // parts))

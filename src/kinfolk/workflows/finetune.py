@@ -38,6 +38,7 @@ from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
+from kinfolk.training.sharding import load_whole_weights
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
@@ -146,6 +147,7 @@ class FineTuneWorkload(Workload):
 
     command = "finetune"
     selects_by_loss = False
+    evaluates_model = True
     results = ("scores.json", "report.html")
     save_best = True
     batches: TaskBatches | AlternatingBatches
@@ -296,7 +298,7 @@ class FineTuneWorkload(Workload):
     def load_weights(self, folder: Path) -> None:
         """Load the weights of a checkpoint."""
         saved: Any = hub.load_model(folder)
-        self.model.load_state_dict(saved.state_dict())
+        load_whole_weights(self.model, saved.state_dict())
 
     def write_report(self, folder: Path, *, finished: bool) -> None:
         """Write report.html and, of a finished run, scores.json: those of the best checkpoint."""

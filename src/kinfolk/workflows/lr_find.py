@@ -91,7 +91,10 @@ def lr_find(
         corpus,
         objective=objective,
         length=length,
-        settings=[*settings_list(settings), f"train.steps={steps}", "train.warmup=0"],
+        settings=[
+            *settings_list(settings),
+            *(f"train.steps={steps}", "train.warmup=0", "train.parallel=ddp"),
+        ],
     )
     rates = exponential_rates(steps, lowest, highest)
     losses, finite = rising_losses(chosen, rates, on_step)

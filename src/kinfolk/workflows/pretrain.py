@@ -30,6 +30,7 @@ from kinfolk.text.vectors import read_vectors, vectors_fingerprint
 from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
+from kinfolk.training.sharding import load_whole_weights
 from kinfolk.training.watch import LossBaseline
 from kinfolk.workflows.baselines import Baselines, score_mixture
 from kinfolk.workflows.counting import CountingStep
@@ -136,11 +137,12 @@ class PretrainWorkload(Workload):
             table.set_rows(vectors.ids, vectors.values)
             for callback in callbacks if processes.is_first else ():
                 callback.on_message(f"{recipe.vectors}: {vectors.summary}")
-        self.model = model.to(device)
+        # Sharded, layer by layer: no device must hold all weights.
+        self.model = model if self.train.parallel == "fsdp" else model.to(device)
         if recipe.objective.recurrent:
             init_memory: Any = self.model.init_memory
             parts = range(self.train.gradient_accumulation)
-            self.memory = [init_memory(batches.batch_size) for _ in parts]
+            self.memory = [init_memory(batches.batch_size).to(device) for _ in parts]
 
     def open_corpora(self) -> None:
         """Open the corpora, which must have the tokenizer of the recipe, and hash their files."""
@@ -197,7 +199,7 @@ class PretrainWorkload(Workload):
         if Tokenizer.load(folder).fingerprint != self.tokenizer.fingerprint:
             raise other_tokenizer(self.recipe)
         saved: Any = hub.load_model(folder)
-        self.model.load_state_dict(saved.state_dict())
+        load_whole_weights(self.model, saved.state_dict())
 
     @cached_property
     def baselines(self) -> Baselines:

@@ -45,6 +45,7 @@ class TimedRun:
     def __init__(self, recipe: Recipe, folder: Path, log: contextlib.ExitStack) -> None:
         # Far from the end, where it would evaluate and save.
         train = replace(recipe.train, steps=UNREACHED, save_every=UNREACHED, eval_every=UNREACHED)
+        train = replace(train, parallel="ddp")
         self.work = PretrainWorkload(replace(recipe, train=train))
         self.device = select_device(train.device)
         cuda = self.device.type == "cuda"

@@ -73,7 +73,9 @@ def prepare_translation_run(
             settings=settings,
         )
         with warnings.catch_warnings(action="ignore"):  # repeated when the run starts
-            Run(PretrainWorkload(chosen), out)  # checks the settings
+            checked = Run(PretrainWorkload(chosen), out)  # refuses wrong settings
+        if checked.shards is not None:
+            checked.shards.close()
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
         chosen.write(folder / "recipe.json")
         (folder / PREFIX_FILE).write_text(texts.prefix, encoding="utf-8")

@@ -1,0 +1,39 @@
+"""Activation checkpointing: layers keep their inputs alone and run again in the backward pass.
+
+Chen et al. 2016. The memory of a step grows by one hidden state a layer instead of all of its
+intermediate results, for about a third more computation. Losses and gradients are the same:
+dropout draws the same random numbers again.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from kinfolk.errors import UserError
+from kinfolk.nn.language_model import SharedLayers, has_static_shapes, stacked_layers
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let every layer of the stacks in a model run again in the backward pass."""
+    layers: list[nn.Module] = []
+    for layer in stacked_layers(model):
+        layers += layer.sublayers() if isinstance(layer, SharedLayers) else [layer]
+    if not layers or not has_static_shapes(model):
+        raise UserError(
+            "train.checkpoint_activations=yes: the layers of recurrent networks are not run again, "
+            "since they would read every text twice; leave it at no"
+        )
+    for layer in layers:
+        if "forward" not in vars(layer):
+            vars(layer)["forward"] = partial(run_again, layer, layer.forward)
+
+
+def run_again(layer: nn.Module, forward: Callable[..., Any], *arguments: Any) -> Any:
+    """Run the forward pass of a layer, in training without keeping its intermediate results."""
+    if not (layer.training and torch.is_grad_enabled()):
+        return forward(*arguments)
+    return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=True)
