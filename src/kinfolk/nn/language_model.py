@@ -195,6 +195,8 @@ class LanguageModel(nn.Module):
     # Tables of token embeddings that predict no tokens: the output layer is another one.
     input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
+    # Its layers are one stack, whose input may be `Inputs.hidden` (pipeline parallel).
+    pipelined: bool = False
     pooling: Pooling | None = None  # of a task head; None: it takes none
     lm_head_modules: tuple[
         str, ...

@@ -99,6 +99,20 @@ class TrainConfig:
         help="replay the step as a CUDA graph; "
         "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12",
     )
+    tensor: int = runtime_field(
+        default=1,
+        ge=1,
+        le=2**16,
+        help="number of processes that hold the width of every layer together (tensor parallel); "
+        "torchrun starts a multiple of it",
+    )
+    pipeline: int = runtime_field(
+        default=1,
+        ge=1,
+        le=2**12,
+        help="number of stages that the layers are cut into, one process each, which compute the "
+        "micro-batches of a step in turn (pipeline parallel)",
+    )
     workers: int | None = runtime_field(
         default=None,
         ge=0,

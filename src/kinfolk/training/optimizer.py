@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, WithBiases
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.distributed import is_sharded
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def build_optimizer(
         groups = param_groups(model, train.weight_decay)
     else:
         groups = layerwise_param_groups(model, train.weight_decay, layer_lr_decay)
+    groups = separate_sharded(groups)
     betas = (float(train.betas[0]), float(train.betas[1]))  # JSON may have 0
     match train.optimizer:
         case "adamw":
@@ -141,6 +143,16 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": free, "weight_decay": 0.0},
     )
     return [group for group in groups if group["params"]]
+
+
+def separate_sharded(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Split the groups by whether processes share a parameter: no operation takes both kinds."""
+    parts = [
+        {**group, "params": [p for p in group["params"] if is_sharded(p) == sharded]}
+        for group in groups
+        for sharded in (False, True)
+    ]
+    return [group for group in parts if group["params"]]
 
 
 def layerwise_param_groups(

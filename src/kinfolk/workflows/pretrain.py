@@ -55,7 +55,7 @@ def pretrain(
         recipe = read_recipe_file(recipe)
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
-    processes = Processes.from_environment()
+    processes = process_grid(recipe)
     work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
     run = Run.start(work, out, callbacks)
     with exclusive_run(out) if processes.is_first else nullcontext():
@@ -136,6 +136,12 @@ class PretrainWorkload(Workload):
             table.set_rows(vectors.ids, vectors.values)
             for callback in callbacks if processes.is_first else ():
                 callback.on_message(f"{recipe.vectors}: {vectors.summary}")
+        if processes.splits_model:
+            from kinfolk.training.model_shard import ModelShard  # takes a second
+
+            self.shard = ModelShard(
+                model, processes, self.train, layer_lr_decay=self.layer_lr_decay
+            )
         self.model = model.to(device)
         if recipe.objective.recurrent:
             init_memory: Any = self.model.init_memory
@@ -163,7 +169,7 @@ class PretrainWorkload(Workload):
         """Build the workload of a run folder."""
         if newest is not None:
             check_resumed_recipe(folder, recipe, newest)
-        processes = Processes.from_environment()
+        processes = process_grid(recipe)
         return cls(recipe, fresh=newest is None, callbacks=callbacks, processes=processes)
 
     def write_recipe(self, folder: Path) -> None:
@@ -189,7 +195,8 @@ class PretrainWorkload(Workload):
 
     def save_model(self, folder: Path) -> None:
         """Write a model folder, with the recipe as kinfolk.json."""
-        hub.save(folder, self.model, self.tokenizer, length=self.recipe.model.max_length)
+        length = self.recipe.model.max_length
+        hub.save(folder, self.model, self.tokenizer, length=length, weights=self.whole)
         self.recipe.write(folder / "kinfolk.json")
 
     def load_weights(self, folder: Path) -> None:
@@ -197,7 +204,8 @@ class PretrainWorkload(Workload):
         if Tokenizer.load(folder).fingerprint != self.tokenizer.fingerprint:
             raise other_tokenizer(self.recipe)
         saved: Any = hub.load_model(folder)
-        self.model.load_state_dict(saved.state_dict())
+        load: Any = self.model.load_state_dict if self.shard is None else self.shard.load_weights
+        load(saved.state_dict())
 
     @cached_property
     def baselines(self) -> Baselines:
@@ -295,6 +303,11 @@ class CountingWorkload(PretrainWorkload):
             shutil.rmtree(folder / COUNTS, ignore_errors=True)
 
 
+def process_grid(recipe: Recipe) -> Processes:
+    """Return this process in the grid that the settings of a recipe ask for."""
+    return Processes.from_environment().as_grid(recipe.train.tensor, recipe.train.pipeline)
+
+
 def initial_model(recipe: Recipe) -> LanguageModel:
     """Build the model with new weights, or with those that the run continues from."""
     model: LanguageModel = recipe.model.build()
@@ -325,11 +338,11 @@ def training_batches(
 ) -> Batches:
     """Return the batches of a run on its corpora, or on their held-out documents.
 
-    With several processes a batch is the share of one process in a micro-batch.
+    With several processes a batch is the share of one copy of the model in a micro-batch.
     """
     parts, seed = recipe.train.gradient_accumulation, recipe.train.seed
     rows = processes.rows(recipe.train.batch_size, parts)
-    parts *= processes.count
+    parts *= processes.data_count
     if recipe.objective.recurrent:
         if len(corpora) > 1:
             raise UserError(
