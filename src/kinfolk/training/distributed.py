@@ -81,8 +81,9 @@ class Processes:
         if self.count % (tensor * pipeline):
             raise UserError(
                 f"train.tensor={tensor} and train.pipeline={pipeline} need a multiple of "
-                f"{tensor * pipeline} processes, not {self.count}: start torchrun with "
-                f"--nproc-per-node {tensor * pipeline}, or set both to 1"
+                f"{tensor * pipeline} processes, not {self.count}: start them with torchrun "
+                f"--nproc-per-node {tensor * pipeline}, or set both to 1, in recipe.json of a run "
+                "that is resumed"
             )
         return replace(self, tensor=tensor, pipeline=pipeline)
 

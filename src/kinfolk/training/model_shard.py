@@ -13,6 +13,7 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes, connection, local
 from kinfolk.training.optimizer import build_optimizer
+from kinfolk.training.pipeline_stages import check_depth, cut_depth
 from kinfolk.training.tensor_parallel import (
     check_width,
     is_divided,
@@ -20,6 +21,19 @@ from kinfolk.training.tensor_parallel import (
     shard_width,
     whole_tensor,
 )
+
+
+def check_shards(model: LanguageModel, train: TrainConfig, *, layer_lr_decay: float) -> None:
+    """Refuse a network that the processes of the settings cannot hold together."""
+    if train.tensor > 1:
+        check_width(model, train)
+    if train.pipeline > 1:
+        check_depth(model, train.pipeline)
+    if train.pipeline > 1 and layer_lr_decay != 1:
+        raise UserError(
+            f"layer_lr_decay={layer_lr_decay:g} needs all layers in one process: leave "
+            "train.pipeline at 1"
+        )
 
 
 class ModelShard:
@@ -43,31 +57,17 @@ class ModelShard:
         parameters = [p for group in whole.param_groups for p in group["params"]]
         self.numbers = {names[parameter]: number for number, parameter in enumerate(parameters)}
         self.groups = whole.state_dict()["param_groups"]
-        self.tied: nn.Parameter | None = None  # the first and the last stage have it
-        if processes.tensor > 1:
-            check_width(model, train)
+        self.tied: Tensor | None = None  # a parameter of the first and the last stage
         if processes.pipeline > 1:
-            self._cut(layer_lr_decay)
+            cut_depth(model, processes.stage, processes.pipeline)
+            # The first and the last stage of each pipeline.
+            ends = processes.mesh.mesh[[0, -1]].flatten(1).T.tolist()
+            groups: Any = dist.new_subgroups_by_enumeration
+            self.ends, _ = groups(ends)
+            if isinstance(model.token_embeddings, nn.Embedding) and not model.input_only:
+                self.tied = model.token_embeddings.weight
         if processes.tensor > 1:
             shard_width(model, processes.mesh["tensor"])
-
-    def _cut(self, layer_lr_decay: float) -> None:
-        """Keep the layers of this stage."""
-        from kinfolk.training.pipeline import check_depth, cut_depth
-
-        model, processes = self.model, self.processes
-        check_depth(model, processes.pipeline)
-        if layer_lr_decay != 1:
-            raise UserError(
-                f"layer_lr_decay={layer_lr_decay:g} needs all layers in one process: leave "
-                "train.pipeline at 1"
-            )
-        cut_depth(model, processes.stage, processes.pipeline)
-        # The first and the last stage of each pipeline.
-        ends = processes.mesh.mesh[[0, -1]].flatten(1).T.tolist()
-        self.ends, _ = dist.new_subgroups_by_enumeration(ends)
-        if isinstance(model.token_embeddings, nn.Embedding) and not model.input_only:
-            self.tied = model.token_embeddings.weight
 
     def broadcast_tied(self) -> None:
         """Give the last stage the embeddings of the first."""
@@ -167,7 +167,9 @@ class ModelShard:
             if self.processes.tensor_rank:
                 return {}
             if self.processes.stage:
-                described = [(name, tensor.shape, tensor.dtype) for name, tensor in found.items()]
+                described: list[Any] = [
+                    (n, tensor.shape, tensor.dtype) for n, tensor in found.items()
+                ]
                 dist.send_object_list([described], group=group, group_dst=0)
                 for tensor in found.values():
                     dist.send(tensor.contiguous(), group=group, group_dst=0)

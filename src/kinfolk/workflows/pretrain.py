@@ -122,7 +122,7 @@ class PretrainWorkload(Workload):
             self.fingerprints = [*self.fingerprints, vectors_fingerprint(recipe.vectors)]
         weights = [share.weight for share in recipe.corpora]
         batches = training_batches(recipe, self.corpora, weights, processes=processes)
-        device = processes.connect(select_device(self.train.device))
+        device = select_device(self.train.device)
         self.batches = batches
         self.held_out = held_out_batches(recipe)
         self.has_eval_data = self.held_out is not None
@@ -136,13 +136,14 @@ class PretrainWorkload(Workload):
             table.set_rows(vectors.ids, vectors.values)
             for callback in callbacks if processes.is_first else ():
                 callback.on_message(f"{recipe.vectors}: {vectors.summary}")
+        decay = self.layer_lr_decay
         if processes.splits_model:
-            from kinfolk.training.model_shard import ModelShard  # takes a second
+            from kinfolk.training.model_shard import ModelShard, check_shards  # takes a second
 
-            self.shard = ModelShard(
-                model, processes, self.train, layer_lr_decay=self.layer_lr_decay
-            )
-        self.model = model.to(device)
+            check_shards(model, self.train, layer_lr_decay=decay)
+            device = processes.connect(device)
+            self.shard = ModelShard(model, processes, self.train, layer_lr_decay=decay)
+        self.model = model.to(processes.connect(device))
         if recipe.objective.recurrent:
             init_memory: Any = self.model.init_memory
             parts = range(self.train.gradient_accumulation)
