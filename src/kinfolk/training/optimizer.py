@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, WithBiases
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.distributed import is_sharded
+from kinfolk.training.distributed import connection, is_sharded, local
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,13 @@ class AdamWRMS(torch.optim.Optimizer):
         self, params: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
     ) -> None:
         rate, (beta1, beta2) = group["lr"], group["betas"]
-        grads = [p.grad for p in params if p.grad is not None]
-        means = [state["exp_avg"] for state in states]
-        squares = [state["exp_avg_sq"] for state in states]
+        rates = whole_norms(params)  # on the device, without synchronization
+        torch._foreach_div_(rates, [math.sqrt(p.numel()) for p in params])
+        # The rest is a function of each element: processes compute it for their own.
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        params = [local(p) for p in params]
+        means = [local(state["exp_avg"]) for state in states]
+        squares = [local(state["exp_avg_sq"]) for state in states]
         for state in states:
             state["step"] += 1
         steps = [int(state["step"]) for state in states]
@@ -236,8 +241,6 @@ class AdamWRMS(torch.optim.Optimizer):
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
 
-        rates = list(torch._foreach_norm(params))  # on the device, without synchronization
-        torch._foreach_div_(rates, [math.sqrt(p.numel()) for p in params])
         torch._foreach_clamp_min_(rates, self.min_rms)
         torch._foreach_mul_(rates, [-rate / (1 - beta1**n) for n in steps])
 
@@ -249,6 +252,21 @@ class AdamWRMS(torch.optim.Optimizer):
         if group["weight_decay"]:  # not scaled by the RMS: decay is already relative
             torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
         torch._foreach_addcdiv_(params, means, scales)
+
+
+def whole_norms(params: list[Tensor]) -> list[Tensor]:
+    """Return the norm of each parameter, over all processes that hold a part of it."""
+    norms = torch._foreach_norm([local(p) for p in params])
+    if not is_sharded(params[0]):
+        return list(norms)
+    squares, sharded = torch.stack(norms) ** 2, list[Any](params)
+    mesh = sharded[0].device_mesh
+    for number, parameter in enumerate(sharded):
+        if all(placement.is_replicate() for placement in parameter.placements):
+            squares[number] /= mesh.size()  # each process has all of it
+    with connection():
+        dist.all_reduce(squares, group=mesh.get_group())
+    return list(squares.sqrt().unbind())
 
 
 def _exempt(model: nn.Module) -> set[nn.Parameter]:
