@@ -21,10 +21,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from kinfolk.errors import UserError
-from kinfolk.nn.attention import Attention
-from kinfolk.nn.language_model import LanguageModel
-from kinfolk.nn.layers import Split, TensorParallel
-from kinfolk.nn.relative_attention import RelativeAttention
+from kinfolk.nn.language_model import LanguageModel, Split, TensorParallel
 from kinfolk.training.config import TrainConfig
 
 
@@ -76,10 +73,8 @@ def check_width(model: LanguageModel, train: TrainConfig) -> None:
             "rows and columns need whole matrices: use adamw_rms, or leave train.tensor at 1"
         )
     modules = [part for part in model.modules() if isinstance(part, TensorParallel)]
-    reason = None
-    if any(isinstance(part, RelativeAttention) for part in model.modules()):
-        reason = "its attention to relative distances is not divided among processes"
-    elif not any(isinstance(part, Attention) for part in modules):
+    reason = model.undivided
+    if not modules:
         reason = "it has no attention heads that processes could share"
     if reason is not None:
         raise UserError(
