@@ -80,6 +80,8 @@ class Inputs(TensorTree):
     # (batch, predictions): target positions of the query stream (XLNet)
     target_positions: Tensor | None = None
     encoder_inputs: "Inputs | None" = None  # of an encoder-decoder
+    # (batch, length, hidden_size): the output of the stage before this one (pipeline parallel)
+    hidden: Tensor | None = None
     cache: KVCache | None = None
     # Mask of the cached tokens and of these; `append_to_cache` sets it.
     key_mask: AttentionMask | None = None

@@ -17,7 +17,7 @@ def causal(length: int = LENGTH, start: int = 0) -> AttentionMask:
 
 def test_splitting_and_merging_undo_each_other() -> None:
     x = torch.randn(2, LENGTH, WIDTH)
-    heads = split_heads(x, HEADS)
+    heads = split_heads(x, WIDTH // HEADS)
     assert heads.shape == (2, HEADS, LENGTH, WIDTH // HEADS)
     assert torch.equal(heads[:, 1], x[..., WIDTH // 2 :])
     assert torch.equal(merge_heads(heads), x)

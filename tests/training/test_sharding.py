@@ -18,11 +18,11 @@ from kinfolk.errors import UserError
 from kinfolk.files import checksum_fault
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.distributed import LostProcessError, Processes
+from kinfolk.training.distributed import LostProcessError, Processes, local, model_connection
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
 from kinfolk.training.run import Run, optimizer_step
-from kinfolk.training.sharding import Shards, clip_gradients, local_part, sharded_connection
+from kinfolk.training.sharding import Shards, clip_gradients
 from kinfolk.training.step import Learner
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
@@ -154,7 +154,7 @@ def test_each_process_holds_its_share(home: Home) -> None:
         learner = Learner(copy.deepcopy(work.model), work.objective)
         with one_of(rank, 3) as processes:
             Shards(learner, torch.device("cpu"), processes)
-            parts = [local_part(parameter) for parameter in learner.parameters()]
+            parts = [local(parameter) for parameter in learner.parameters()]
         shares.append(sum(part.numel() for part in parts))
         assert sum(part.untyped_storage().nbytes() for part in parts) < 0.4 * 4 * whole
     assert sum(shares) == whole
@@ -198,9 +198,9 @@ def test_the_moments_of_an_optimizer_survive_sharding(home: Home) -> None:
 
 
 def test_an_exchange_that_fails_is_a_lost_process() -> None:
-    with pytest.raises(LostProcessError), sharded_connection():
+    with pytest.raises(LostProcessError), model_connection():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
-    with pytest.raises(RuntimeError, match="shapes"), sharded_connection():
+    with pytest.raises(RuntimeError, match="shapes"), model_connection():
         raise RuntimeError("shapes cannot be multiplied")
 
 
@@ -331,7 +331,7 @@ def test_what_cannot_be_sharded_is_one_sentence(
 
     recurrent = refused("pretrain", "ulmfit/nano", *small, "--parallel", "fsdp")
     assert "recurrent layers keep their weights outside" in recurrent
-    with pytest.raises(UserError, match="adafactor reads whole columns of a matrix"):
+    with pytest.raises(UserError, match="adafactor reads whole matrices"):
         TrainConfig(parallel="fsdp", optimizer="adafactor")
     with pytest.raises(UserError, match="exchanges weights inside of the step, which cannot be"):
         TrainConfig(parallel="fsdp", cuda_graph="yes")

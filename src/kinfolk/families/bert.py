@@ -108,6 +108,8 @@ class BertEmbeddings(LanguageModel):
 class BertEncoder(BertEmbeddings):
     """Embeddings, a stack of layers, and a head for masked tokens."""
 
+    pipelined = True
+
     def __init__(self, c: BertConfig, *, head_activation: str, first_position: int = 0) -> None:
         super().__init__(c, c.hidden_size, first_position=first_position)
         self.layers = LayerStack(encoder_layer(c) for _ in range(c.num_layers))
@@ -116,7 +118,8 @@ class BertEncoder(BertEmbeddings):
         )
 
     def forward(self, inputs: Inputs) -> Output:
-        x, attend = self.embed(inputs), self.attention_fn(inputs)
+        x = self.embed(inputs) if inputs.hidden is None else inputs.hidden
+        attend = self.attention_fn(inputs)
         for layer in self.layers:
             x = layer(x, attend)
         return Output(x)

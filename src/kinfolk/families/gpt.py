@@ -72,6 +72,7 @@ class GPTDecoder(LanguageModel):
     architecture = "decoder"
     decoding: Decoding | None = "causal"
     pooling = Pooling(token="last", bias=False)
+    pipelined = True
 
     def __init__(self, c: Any) -> None:
         super().__init__()
@@ -86,9 +87,13 @@ class GPTDecoder(LanguageModel):
             inputs.position_ids
         )
 
+    def first_hidden(self, inputs: Inputs) -> Tensor:
+        """Return the input of the first layer, of those of this stage in a pipeline."""
+        return self.dropout(self.embed(inputs)) if inputs.hidden is None else inputs.hidden
+
     def run_layers(self, inputs: Inputs) -> Tensor:
         """Return the output of the last layer: (batch, length, hidden_size)."""
-        x, attend = self.dropout(self.embed(inputs)), self.attention_fn(inputs)
+        x, attend = self.first_hidden(inputs), self.attention_fn(inputs)
         for i, layer in enumerate(self.layers):
             x = layer(x, attend, inputs.cache, i)
         return x

@@ -38,7 +38,7 @@ class GPT3(GPT2):
         self.attention_windows = (c.attention_window,)
 
     def forward(self, inputs: Inputs) -> Output:
-        x, dense = self.dropout(self.embed(inputs)), self.attention_fn(inputs)
+        x, dense = self.first_hidden(inputs), self.attention_fn(inputs)
         banded = self.attention_fn(inputs, window=self.config.attention_window)
         for i, layer in enumerate(self.layers):
             x = layer(x, banded if i % 2 else dense, inputs.cache, i)

@@ -107,6 +107,7 @@ class TransformerXL(LanguageModel):
     config: TransformerXLConfig
     token_embeddings: AdaptiveEmbedding
     architecture = "decoder"
+    undivided = "its attention to relative distances is not divided among processes"
     decoding = "causal"
     static_cache = False
     pooling = Pooling(token="last", bias=False)

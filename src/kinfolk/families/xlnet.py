@@ -90,6 +90,7 @@ class XLNet(LanguageModel):
     config: XLNetConfig
     token_embeddings: TokenEmbedding
     architecture = "encoder"
+    undivided = "its attention to relative distances is not divided among processes"
     decoding = "two-stream"
     can_fill = True
     static_cache = False

@@ -46,18 +46,20 @@ def save(
     *,
     length: int | None = None,
     frame: str | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a model folder, which transformers can load if it has the family.
 
     `length` is the longest text in tokens; None is the network's `max_length`. `frame` is the
     template of special tokens around a text; None is that of the family. Modules that the folder
-    of the network lacked are left out: another folder must not have random weights.
+    of the network lacked are left out: another folder must not have random weights. `weights` are
+    those of the whole network where `model` is a part of it.
     """
     c = model.config
     family, format = family_of(c), format_of(c)
     _check_vocab(tokenizer, c.vocab_size, folder)
     special_tokens = tokenizer.special_tokens if tokenizer is not None else None
-    state: dict[str, Tensor] = model.state_dict()
+    state: Mapping[str, Tensor] = model.state_dict() if weights is None else weights
     parameters = format.parameters(c)
     names = [name for rule in parameters.rules for name in rule.hf_names]
     left_out = _random_weights(model, parameters)

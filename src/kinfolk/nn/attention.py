@@ -1,16 +1,18 @@
 """Attention backends and their choice, self-attention and cross-attention."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from kinfolk.attention_mask import AttentionBackend, AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.kv_cache import KVCache
-from kinfolk.nn.layers import HAS_TRITON, FusedLinear, Linear
+from kinfolk.nn.layers import HAS_TRITON, FusedLinear, Linear, Split, TensorParallel
 
 if HAS_TRITON:
     from kinfolk.nn import triton_kernels
@@ -195,10 +197,9 @@ def _bias_score_mod(bias: Tensor):  # type: ignore[no-untyped-def]  # flex's own
     return score_mod
 
 
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """Give each head its part of the hidden size: (batch, heads, length, head_dim)."""
-    batch, length, width = x.shape
-    return x.view(batch, length, num_heads, width // num_heads).transpose(1, 2)
+    return x.view(*x.shape[:2], x.shape[2] // head_dim, head_dim).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -206,8 +207,10 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-class Attention(nn.Module):
+class Attention(TensorParallel):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2)."""
+
+    tensor_plan: ClassVar[Mapping[str, Split]] = {"qkv_proj": "qkv", "out_proj": "rows"}
 
     def __init__(
         self,
@@ -222,6 +225,7 @@ class Attention(nn.Module):
         super().__init__()
         attention_size = attention_size or hidden_size
         self.num_heads, self.scale, self.dropout = num_heads, scale, dropout
+        self.head_dim = attention_size // num_heads
         self.qkv_proj = FusedLinear(hidden_size, 3 * [attention_size], bias=bias)
         self.out_proj = Linear(attention_size, hidden_size, bias=bias)
 
@@ -229,8 +233,8 @@ class Attention(nn.Module):
         self, x: Tensor, attend: AttentionBackend, cache: KVCache | None = None, layer_idx: int = 0
     ) -> Tensor:
         # One view for all three, (3, batch, heads, length, head_dim): on short texts the overhead
-        # of single operations dominates.
-        parts = self.qkv_proj(x).view(*x.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        # of single operations dominates. The heads are those of this process.
+        parts = self.qkv_proj(x).view(*x.shape[:2], 3, -1, self.head_dim).permute(2, 0, 3, 1, 4)
         query, key, value = parts.unbind()
         if cache is not None:
             key, value = cache.layer(layer_idx).update(key, value)
@@ -239,9 +243,19 @@ class Attention(nn.Module):
             merge_heads(attend(query, key, value, scale=self.scale, dropout=dropout))
         )
 
+    def divided_size(self) -> tuple[str, int]:
+        """Return the heads."""
+        return "attention heads", self.num_heads
 
-class CrossAttention(nn.Module):
+
+class CrossAttention(TensorParallel):
     """Multi-head attention to encoder states; a cache keeps their keys and values."""
+
+    tensor_plan: ClassVar[Mapping[str, Split]] = {
+        "q_proj": "columns",
+        "kv_proj": "kv",
+        "out_proj": "rows",
+    }
 
     def __init__(
         self,
@@ -256,6 +270,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         attention_size = attention_size or hidden_size
         self.num_heads, self.scale, self.dropout = num_heads, scale, dropout
+        self.head_dim = attention_size // num_heads
         self.q_proj = Linear(hidden_size, attention_size, bias=bias)
         self.kv_proj = FusedLinear(hidden_size, 2 * [attention_size], bias=bias)
         self.out_proj = Linear(attention_size, hidden_size, bias=bias)
@@ -268,12 +283,12 @@ class CrossAttention(nn.Module):
         cache: KVCache | None = None,
         layer_idx: int = 0,
     ) -> Tensor:
-        query = split_heads(self.q_proj(x), self.num_heads)
+        query = split_heads(self.q_proj(x), self.head_dim)
         if cache is not None and layer_idx in cache.cross_kv:
             key, value = cache.cross_kv[layer_idx]
         else:
             key, value = (
-                split_heads(part, self.num_heads) for part in self.kv_proj(source).chunk(2, dim=-1)
+                split_heads(part, self.head_dim) for part in self.kv_proj(source).chunk(2, dim=-1)
             )
             if cache is not None:
                 cache.cross_kv[layer_idx] = key, value
@@ -281,3 +296,7 @@ class CrossAttention(nn.Module):
         return self.out_proj(
             merge_heads(attend(query, key, value, scale=self.scale, dropout=dropout))
         )
+
+    def divided_size(self) -> tuple[str, int]:
+        """Return the heads."""
+        return "attention heads", self.num_heads

@@ -17,6 +17,8 @@ from kinfolk.config import config, field, type_name
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import attention_backend, cross_attention_backend
 from kinfolk.nn.embeddings import LinearLogits
+from kinfolk.nn.layers import Split as Split
+from kinfolk.nn.layers import TensorParallel as TensorParallel
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
 # How it generates: the next token; the same with an encoder; into the blanks of a text (GLM); a
@@ -195,6 +197,10 @@ class LanguageModel(nn.Module):
     # Tables of token embeddings that predict no tokens: the output layer is another one.
     input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
+    # Why processes cannot hold its layers together (tensor parallel); None: they declare how.
+    undivided: str | None = None
+    # Its layers are one stack, whose input may be `Inputs.hidden` (pipeline parallel).
+    pipelined: bool = False
     pooling: Pooling | None = None  # of a task head; None: it takes none
     lm_head_modules: tuple[
         str, ...

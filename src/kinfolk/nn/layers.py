@@ -1,9 +1,9 @@
 """The layers that most families share: linear, feed-forward, residual connections, Transformer."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,12 +62,29 @@ class FusedLinear(Linear):
         self.sizes = tuple(sizes)
 
 
+# How the weight of a part of a module is divided among processes. The rows of "qkv" and "kv" are
+# blocks of queries, keys and values, each of which is divided.
+Split = Literal["columns", "qkv", "kv", "rows"]
+
+
+class TensorParallel(nn.Module):
+    """A module that several processes may hold together, each some of its heads or hidden units."""
+
+    tensor_plan: ClassVar[Mapping[str, Split]]  # by the name of the part
+
+    def divided_size(self) -> tuple[str, int]:
+        """Return what is divided, and how many there are."""
+        raise NotImplementedError
+
+
 class SlicedLinear(nn.Linear):
     """A linear layer whose weight is multiplied in parts or transposed: it stays in float32."""
 
 
-class FeedForward(nn.Module):
+class FeedForward(TensorParallel):
     """Two linear layers with an activation between (Vaswani et al. 2017, section 3.3)."""
+
+    tensor_plan: ClassVar[Mapping[str, Split]] = {"up_proj": "columns", "down_proj": "rows"}
 
     def __init__(
         self,
@@ -87,9 +104,19 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.dropout(self.activation(self.up_proj(x))))
 
+    def divided_size(self) -> tuple[str, int]:
+        """Return the hidden units."""
+        return "hidden units of a feed-forward layer", self.up_proj.out_features
 
-class GatedFeedForward(nn.Module):
+
+class GatedFeedForward(TensorParallel):
     """A feed-forward layer whose hidden units are multiplied by a gate (Shazeer 2020)."""
+
+    tensor_plan: ClassVar[Mapping[str, Split]] = {
+        "gate_proj": "columns",
+        "up_proj": "columns",
+        "down_proj": "rows",
+    }
 
     def __init__(
         self,
@@ -109,6 +136,10 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.dropout(self.activation(self.gate_proj(x)) * self.up_proj(x)))
+
+    def divided_size(self) -> tuple[str, int]:
+        """Return the hidden units."""
+        return "hidden units of a feed-forward layer", self.up_proj.out_features
 
 
 class PreNorm(nn.Module):

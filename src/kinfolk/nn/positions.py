@@ -1,10 +1,13 @@
 """Position information: sinusoids, and biases on the attention scores by distance."""
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+
+from kinfolk.nn.layers import Split, TensorParallel
 
 SinusoidLayout = Literal["interleaved", "halves", "fairseq"]
 
@@ -25,11 +28,13 @@ def sinusoidal_embedding(
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-class RelativePositionBias(nn.Module):
+class RelativePositionBias(TensorParallel):
     """A learned bias per head and bucket of distances (Raffel et al. 2020, section 2.1).
 
     Each short distance has a bucket; longer ones share buckets of logarithmically growing size.
     """
+
+    tensor_plan: ClassVar[Mapping[str, Split]] = {"embedding": "columns"}
 
     def __init__(
         self, num_heads: int, *, num_buckets: int, max_distance: int, bidirectional: bool
@@ -47,6 +52,10 @@ class RelativePositionBias(nn.Module):
         positions = torch.arange(queries + keys - 1, device=self.embedding.weight.device)
         distance = positions - (keys - 1 if last is None else last)
         return self.embedding(self.bucket(distance)).T
+
+    def divided_size(self) -> tuple[str, int]:
+        """Return the heads."""
+        return "attention heads", self.embedding.embedding_dim
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Return the bucket of each distance: key position minus query position."""

@@ -90,14 +90,13 @@ class RelativeAttention(WithBiases):
     ) -> None:
         super().__init__()
         attention_size = attention_size or hidden_size
-        self.num_heads, self.dropout = num_heads, dropout
-        self.scale = (attention_size // num_heads) ** -0.5
+        self.dropout, self.head_dim = dropout, attention_size // num_heads
+        self.scale = self.head_dim**-0.5
         self.q_proj = Linear(hidden_size, attention_size, bias=False)
         self.kv_proj = FusedLinear(hidden_size, 2 * [attention_size], bias=False)
         self.r_proj = Linear(hidden_size, attention_size, bias=False)
-        head_dim = attention_size // num_heads
-        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim))  # the paper's u
-        self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim))  # the paper's v
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))  # the paper's u
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))  # the paper's v
         self.out_proj = Linear(attention_size, hidden_size, bias=False)
 
     def bias_parameters(self) -> tuple[nn.Parameter, ...]:
@@ -109,12 +108,12 @@ class RelativeAttention(WithBiases):
     ) -> tuple[Tensor, Tensor]:
         """Return the keys and values of the content, after the cached ones."""
         key, value = (
-            split_heads(part, self.num_heads) for part in self.kv_proj(content).chunk(2, dim=-1)
+            split_heads(part, self.head_dim) for part in self.kv_proj(content).chunk(2, dim=-1)
         )
         return (key, value) if cache is None else cache.layer(layer_idx).update(key, value)
 
     def forward(self, x: Tensor, kv: tuple[Tensor, Tensor], context: RelativeContext) -> Tensor:
-        query = split_heads(self.q_proj(x), self.num_heads)
+        query = split_heads(self.q_proj(x), self.head_dim)
         bias = self.position_scores(query, context) * self.scale
         dropout = self.dropout if self.training else 0.0
         query = query + self.content_bias[:, None]
@@ -123,7 +122,7 @@ class RelativeAttention(WithBiases):
 
     def position_scores(self, query: Tensor, context: RelativeContext) -> Tensor:
         """Return the scores of keys by distance: (batch, heads, query, key)."""
-        distance = split_heads(self.r_proj(context.distances)[None], self.num_heads)
+        distance = split_heads(self.r_proj(context.distances)[None], self.head_dim)
         return context.by_key((query + self.position_bias[:, None]) @ distance.transpose(2, 3))
 
 

@@ -117,6 +117,20 @@ class TrainConfig:
         default="no",
         help="compute the activations of each layer again in the backward pass, to save memory",
     )
+    tensor: int = runtime_field(
+        default=1,
+        ge=1,
+        le=2**16,
+        help="number of processes that hold the width of every layer together (tensor parallel); "
+        "torchrun starts a multiple of it",
+    )
+    pipeline: int = runtime_field(
+        default=1,
+        ge=1,
+        le=2**12,
+        help="number of stages that the layers are cut into, one process each, which compute the "
+        "micro-batches of a step in turn (pipeline parallel)",
+    )
     workers: int | None = runtime_field(
         default=None,
         ge=0,
@@ -135,6 +149,12 @@ class TrainConfig:
             raise UserError(
                 f"train.optimizer={self.optimizer} reads whole matrices, which "
                 "train.parallel=fsdp divides: use adamw_rms or adamw, or train.parallel=ddp"
+            )
+        if self.parallel == "fsdp" and self.tensor * self.pipeline > 1:
+            raise UserError(
+                f"train.parallel=fsdp divides the weights of whole layers, and train.tensor="
+                f"{self.tensor} and train.pipeline={self.pipeline} give processes parts of the "
+                "model: use one of them"
             )
         if self.cuda_graph == "yes" and not self.can_replay:
             reason = "train.parallel=fsdp exchanges weights inside of the step"

@@ -1,8 +1,10 @@
-"""Data-parallel training in several processes, which `torchrun` starts.
+"""Training in several processes, which `torchrun` starts: a grid of pipeline x data x tensor.
 
-Each process computes the loss and the gradients of its share of the rows of every micro-batch. The
-gradients are summed over all processes, so that each makes the same update as one process would.
-Process 0 alone evaluates, writes and prints.
+Along the data axis each process computes the loss and the gradients of its share of the rows of
+every micro-batch. The gradients are summed, so that each makes the same update as one process
+would. Processes along the tensor axis hold the width of every layer together
+(tensor_parallel.py), those along the pipeline axis the layers (pipeline.py): they read the same
+rows and compute one loss. Process 0 alone writes and prints; its copy of the model is evaluated.
 """
 
 import os
@@ -10,8 +12,9 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +23,9 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed has it with
 
 from kinfolk.batch import SegmentMemory
 from kinfolk.errors import Terminated, UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 BUCKET_SIZE = 2**23  # elements of gradients that are summed in one call
 
@@ -41,6 +47,8 @@ class Processes:
     count: int = 1
     local_rank: int = 0  # among those of this machine
     local_count: int = 1
+    tensor: int = 1  # processes that share the width of a layer
+    pipeline: int = 1  # processes that share the layers
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -65,8 +73,64 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process evaluates, writes and prints."""
+        """Whether this process writes and prints."""
         return self.rank == 0
+
+    def as_grid(self, tensor: int, pipeline: int) -> Self:
+        """Return this process in a grid of pipeline x data x tensor."""
+        if self.count % (tensor * pipeline):
+            raise UserError(
+                f"train.tensor={tensor} and train.pipeline={pipeline} need a multiple of "
+                f"{tensor * pipeline} processes, not {self.count}: start them with torchrun "
+                f"--nproc-per-node {tensor * pipeline}, or set both to 1, in recipe.json of a run "
+                "that is resumed"
+            )
+        return replace(self, tensor=tensor, pipeline=pipeline)
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether other processes hold parts of the same model."""
+        return self.tensor * self.pipeline > 1
+
+    @property
+    def data_count(self) -> int:
+        """The number of copies of the model, which share the rows of a micro-batch."""
+        return self.count // (self.tensor * self.pipeline)
+
+    @property
+    def data_rank(self) -> int:
+        """The copy of the model that this process belongs to."""
+        return self.rank // self.tensor % self.data_count
+
+    @property
+    def tensor_rank(self) -> int:
+        """This process among those that share the width of its layers."""
+        return self.rank % self.tensor
+
+    @property
+    def stage(self) -> int:
+        """The stage of the pipeline that this process computes."""
+        return self.rank // (self.tensor * self.data_count)
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this process computes the loss."""
+        return self.stage == self.pipeline - 1
+
+    @cached_property
+    def mesh(self) -> "DeviceMesh":
+        """The groups of processes along each axis of the grid; all processes make them at once."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(
+            "cuda" if "nccl" in dist.get_backend_config() else "cpu",
+            (self.pipeline, self.data_count, self.tensor),
+            mesh_dim_names=("pipeline", "data", "tensor"),
+        )
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Return the processes along one axis of the grid that this one belongs to."""
+        return self.mesh.get_group(axis)
 
     def command(self, arguments: str) -> str:
         """Return the command line that starts as many processes on this machine."""
@@ -76,15 +140,16 @@ class Processes:
 
     def rows(self, batch_size: int, gradient_accumulation: int) -> int:
         """Return this process's rows of a micro-batch: the same number in every process."""
-        rows = batch_size // gradient_accumulation
-        if rows % self.count:
+        rows, count = batch_size // gradient_accumulation, self.data_count
+        if rows % count:
+            sharing = "copies of the model" if self.splits_model else "processes"
             raise UserError(
                 f"train.batch_size={batch_size} and train.gradient_accumulation="
-                f"{gradient_accumulation} make micro-batches of {rows} rows, which {self.count} "
-                "processes cannot share equally: choose a multiple of "
-                f"{self.count * gradient_accumulation} as batch size, or start fewer processes"
+                f"{gradient_accumulation} make micro-batches of {rows} rows, which {count} "
+                f"{sharing} cannot share equally: choose a multiple of "
+                f"{count * gradient_accumulation} as batch size, or start fewer processes"
             )
-        return rows // self.count
+        return rows // count
 
     def connect(self, device: torch.device) -> torch.device:
         """Wait for the other processes; return the device of this one."""
@@ -103,6 +168,8 @@ class Processes:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo", rank=self.rank, world_size=self.count
             )
+        if self.splits_model:
+            assert self.mesh.size() == self.count
         return device
 
     def disconnect(self) -> None:
@@ -120,14 +187,26 @@ class Processes:
         return values
 
     def from_first(self, compute: Callable[[], T]) -> T:
-        """Return what process 0 computes, in every process."""
+        """Return what process 0 computes, in every process.
+
+        Those that hold its copy of the model with it compute it too.
+        """
         if not self.several:
             return compute()
-        values = [compute() if self.is_first else None]
+        values = [compute() if self.data_rank == 0 else None]
         with connection():
             dist.broadcast_object_list(values, src=0)
         value: Any = values[0]
         return value
+
+    def all_agree(self, value: bool) -> bool:
+        """Return whether a value is true in every process that holds a part of the model."""
+        if not self.splits_model:  # all have the same model
+            return value
+        agreed = torch.tensor(value, dtype=torch.uint8)
+        for axis in ("tensor", "pipeline"):
+            self.all_reduce(agreed, dist.ReduceOp.MIN, self.group(axis))
+        return bool(agreed)
 
     def raise_signals(self, received: Sequence[int]) -> None:
         """Raise a signal that any process has received, in all of them."""
@@ -141,9 +220,10 @@ class Processes:
             raise Terminated(int(number))
 
     def sum_counts(self, counts: Mapping[str, int], tokens: int) -> tuple[Counter[str], int]:
-        """Return the counts and the tokens of all processes."""
+        """Return the counts and the tokens of all rows."""
         total, total_tokens = Counter[str](), 0
-        for others, more in self.gather((dict(counts), tokens)):
+        own = (dict(counts), tokens) if self.tensor_rank == 0 and self.stage == 0 else ({}, 0)
+        for others, more in self.gather(own):
             total.update(others)
             total_tokens += more
         return total, total_tokens
@@ -151,45 +231,58 @@ class Processes:
     def sum_losses(
         self, loss: Tensor, sums: Mapping[str, Tensor], names: Sequence[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and its parts over all processes; `names` are the same in each."""
+        """Return the loss and its parts over all rows; `names` are the same in each process."""
         parts = [sums.get(name, torch.zeros_like(loss)) for name in names]
         values = torch.stack([loss, *parts]).double()
+        if self.tensor_rank or not self.is_last_stage:  # others have computed the same loss
+            values = torch.zeros_like(values)
         self.all_reduce(values)
         total, *rest = values.to(loss.dtype).unbind()
         named = dict(zip(names, rest, strict=True))
-        return total, {name: named[name] for name in sums}
+        return total, {name: named[name] for name in (names if self.pipeline > 1 else sums)}
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over all processes, in buckets.
+        """Replace every gradient by its sum over all rows, in buckets.
 
         A parameter that no process has a gradient of keeps none, as the optimizer skips it.
         """
+        group = self.group("data") if self.splits_model else None
         present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
-        self.all_reduce(present, dist.ReduceOp.MAX)
+        self.all_reduce(present, dist.ReduceOp.MAX, group)
         gradients: list[Tensor] = []
         for parameter, found in zip(parameters, present.tolist(), strict=True):
             if found and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if parameter.grad is not None:
-                gradients.append(parameter.grad)
+                gradients.append(local(parameter.grad))
         for bucket in buckets(gradients):
             flat = torch.cat([gradient.flatten() for gradient in bucket])
-            self.all_reduce(flat)
+            self.all_reduce(flat, group=group)
             summed = torch.split(flat, [gradient.numel() for gradient in bucket])
             views = [part.view_as(g) for part, g in zip(summed, bucket, strict=True)]
             torch._foreach_copy_(bucket, views)
 
-    def all_reduce(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
-        """Replace a tensor by its sum, or another reduction, over all processes."""
+    def all_reduce(
+        self,
+        values: Tensor,
+        operation: Any = dist.ReduceOp.SUM,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Replace a tensor by its sum, or another reduction, over all processes or a group."""
         with connection():
-            dist.all_reduce(values, operation)
+            dist.all_reduce(values, operation, group)
 
     def broadcast_weights(self, model: nn.Module) -> None:
-        """Copy the weights of process 0 to the others, whose machines may round otherwise."""
+        """Copy the weights of process 0 to the others, whose machines may round otherwise.
+
+        In a grid, those of the first copy of the model to the others.
+        """
         if self.several:
+            groups = [self.group("data"), self.group("tensor")] if self.splits_model else [None]
             for tensor in (*model.parameters(), *model.buffers()):
-                with connection(), torch.no_grad():
-                    dist.broadcast(tensor, src=0)
+                for group in groups[:1] if is_sharded(tensor) else groups:
+                    with connection(), torch.no_grad():
+                        dist.broadcast(local(tensor), group=group, group_src=0)
 
     def gather_memory(self, memory: Sequence[SegmentMemory]) -> list[dict[str, Tensor]]:
         """Return the memory of all rows, of each micro-batch: the rows of all processes in order.
@@ -210,7 +303,7 @@ class Processes:
     def memory_share(self, saved: Mapping[str, Tensor]) -> SegmentMemory:
         """Return the memory of this process's rows, of that of all rows."""
         shares = {
-            name: saved[name].chunk(self.count, d)[self.rank].contiguous()
+            name: saved[name].chunk(self.data_count, d)[self.data_rank].contiguous()
             for name, d in ROW_DIMENSIONS.items()
         }
         return SegmentMemory(**shares)
@@ -218,9 +311,47 @@ class Processes:
     def memory_shape(self, name: str, own: Tensor) -> tuple[int, ...]:
         """Return the shape of a part of the memory of all rows, from that of this process."""
         return tuple(
-            size * self.count if dimension == ROW_DIMENSIONS[name] else size
+            size * self.data_count if dimension == ROW_DIMENSIONS[name] else size
             for dimension, size in enumerate(own.shape)
         )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a sharded tensor that this process holds; others are returned whole."""
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    return sharded.to_local()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is one of several processes together."""
+    if type(tensor) in (Tensor, nn.Parameter):  # without the import, which takes a second
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """Divide a whole value of the shape of a parameter as the parameter is divided, if it is."""
+    if not is_sharded(parameter) or is_sharded(value) or value.shape != parameter.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    sharded: Any = parameter
+    mesh, placements = sharded.device_mesh, sharded.placements
+    return distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
+
+
+def load_whole_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load weights that every process has whole into a model, sharded or not."""
+    if not any(map(is_sharded, model.parameters())):
+        model.load_state_dict(weights)
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    set_model_state_dict(model, dict(weights), options=StateDictOptions(full_state_dict=True))
 
 
 @contextmanager
@@ -230,6 +361,21 @@ def connection() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise LostProcessError(f"another process of this run ended ({error})") from error
+
+
+@contextmanager
+def model_connection() -> Iterator[None]:
+    """As `connection`, around a network that processes compute together; its own errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            lost = isinstance(cause, dist.DistError) or "gloo" in str(cause).lower()
+            if lost or "Connection" in str(cause):
+                raise LostProcessError(f"another process of this run ended ({cause})") from error
+            cause = cause.__cause__
+        raise
 
 
 def buckets(tensors: Sequence[Tensor], size: int = BUCKET_SIZE) -> Iterator[list[Tensor]]:

@@ -30,16 +30,18 @@ def data_loader(
 ) -> Iterator[Sequence[Batch[Any]]]:
     """Yield the micro-batches of each step from `start` on.
 
-    With several processes a batch of the data set is the share of one process, and the shares of a
-    micro-batch follow each other.
+    With several processes a batch of the data set is the share of one copy of the model, and the
+    shares of a micro-batch follow each other.
     """
-    parts, count = train.gradient_accumulation, processes.count
+    parts, count = train.gradient_accumulation, processes.data_count
     # Python's warning about threads that a forked process lacks: a data loader needs none of them.
     warnings.filterwarnings("ignore", message="This process .* is multi-threaded, use of fork")
     loader = DataLoader(
         batches,
         batch_size=None,
-        sampler=range(start * parts * count + processes.rank, train.steps * parts * count, count),
+        sampler=range(
+            start * parts * count + processes.data_rank, train.steps * parts * count, count
+        ),
         num_workers=train.loader_processes(cuda=pinned),
         pin_memory=pinned,
     )

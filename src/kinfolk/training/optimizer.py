@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, WithBiases
 from kinfolk.nn.layers import FusedLinear
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.distributed import connection, is_sharded, local, shard_like
 from kinfolk.training.muon import Muon
-from kinfolk.training.sharding import local_part, sharded_like, whole_norms
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def build_optimizer(
         groups = param_groups(model, train.weight_decay)
     else:
         groups = layerwise_param_groups(model, train.weight_decay, layer_lr_decay)
+    groups = separate_sharded(groups)
     betas = (float(train.betas[0]), float(train.betas[1]))  # JSON may have 0
     match train.optimizer:
         case "adamw":
@@ -120,10 +122,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> bool:
     ):
         return False
     state = {
-        number: {
-            name: value if name == "step" else sharded_like(value, parameters[number])
-            for name, value in values.items()
-        }
+        number: {name: shard_like(value, parameters[number]) for name, value in values.items()}
         for number, values in moments.items()
     }
     optimizer.load_state_dict({"state": state, "param_groups": own})
@@ -190,6 +189,16 @@ def split_matrices(
                 own |= {"sizes": sizes, "scale": scale * group.get("scale", 1.0)}
             split.append(own)
     return split
+
+
+def separate_sharded(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Split the groups by whether processes share a parameter: no operation takes both kinds."""
+    parts = [
+        {**group, "params": [p for p in group["params"] if is_sharded(p) == sharded]}
+        for group in groups
+        for sharded in (False, True)
+    ]
+    return [group for group in parts if group["params"]]
 
 
 def layerwise_param_groups(
@@ -262,13 +271,13 @@ class AdamWRMS(torch.optim.Optimizer):
         self, params: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
     ) -> None:
         rate, (beta1, beta2) = group["lr"], group["betas"]
-        roots = [math.sqrt(p.numel()) for p in params]
-        norms = whole_norms(params)
-        # Of sharded tensors, each process updates its share.
-        grads = [local_part(p.grad) for p in params if p.grad is not None]
-        means = [local_part(state["exp_avg"]) for state in states]
-        squares = [local_part(state["exp_avg_sq"]) for state in states]
-        params = [local_part(p) for p in params]
+        rates = whole_norms(params)  # on the device, without synchronization
+        torch._foreach_div_(rates, [math.sqrt(p.numel()) for p in params])
+        # The rest is a function of each element: processes compute it for their own.
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        params = [local(p) for p in params]
+        means = [local(state["exp_avg"]) for state in states]
+        squares = [local(state["exp_avg_sq"]) for state in states]
         for state in states:
             state["step"] += 1
         steps = [int(state["step"]) for state in states]
@@ -277,8 +286,6 @@ class AdamWRMS(torch.optim.Optimizer):
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
 
-        rates = norms
-        torch._foreach_div_(rates, roots)
         torch._foreach_clamp_min_(rates, self.min_rms)
         torch._foreach_mul_(rates, [-rate / (1 - beta1**n) for n in steps])
 
@@ -290,6 +297,21 @@ class AdamWRMS(torch.optim.Optimizer):
         if group["weight_decay"]:  # not scaled by the RMS: decay is already relative
             torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
         torch._foreach_addcdiv_(params, means, scales)
+
+
+def whole_norms(params: list[Tensor]) -> list[Tensor]:
+    """Return the norm of each parameter, over all processes that hold a part of it."""
+    norms = torch._foreach_norm([local(p) for p in params])
+    if not is_sharded(params[0]):
+        return list(norms)
+    squares, sharded = torch.stack(norms) ** 2, list[Any](params)
+    mesh = sharded[0].device_mesh
+    for number, parameter in enumerate(sharded):
+        if all(placement.is_replicate() for placement in parameter.placements):
+            squares[number] /= mesh.size()  # each process has all of it
+    with connection():
+        dist.all_reduce(squares, group=mesh.get_group())
+    return list(squares.sqrt().unbind())
 
 
 def _exempt(model: nn.Module) -> set[nn.Parameter]:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch.utils.data import Dataset
@@ -24,15 +24,17 @@ from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_te
 from kinfolk.training import checkpoint, log
 from kinfolk.training.activation_checkpoint import checkpoint_activations
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.distributed import LostProcessError, Processes
+from kinfolk.training.distributed import LostProcessError, Processes, local
 from kinfolk.training.loader import WithTexts, data_loader
 from kinfolk.training.log import Log, MetricsLog, NoLog
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
-from kinfolk.training.sharding import Shards, local_part
 from kinfolk.training.step import Learner, Step, TrainStep
 from kinfolk.training.watch import Alarm, LossBaseline, Watch
+
+if TYPE_CHECKING:
+    from kinfolk.training.model_shard import ModelShard
 
 CUDA_LOG_EVERY = 10  # steps between reads of the device, each of which waits for it
 
@@ -53,6 +55,8 @@ class Workload(ABC):
     fingerprints: Sequence[tuple[str, str]]  # path and hash of each data file or corpus
 
     processes = Processes()  # that train the model together
+    shard: "ModelShard | None" = None  # of the model, if other processes hold the rest of it
+    whole: Mapping[str, torch.Tensor] | None = None  # weights to save in place of the model's own
 
     memory: list[SegmentMemory] | None = None  # of each micro-batch, where rows continue
     layer_lr_decay: float = 1.0
@@ -124,12 +128,17 @@ class Run:
     def __init__(self, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> None:
         self.work, self.folder, self.processes = work, folder, work.processes
         self.callbacks = callbacks if self.processes.is_first else ()
-        if self.processes != Processes.from_environment():
+        train = work.train
+        if self.processes.count != Processes.from_environment().count:
             raise UserError(
                 f"this kind of training runs in one process: start kinfolk {work.command} without "
                 "torchrun"
             )
-        train = work.train
+        if train.tensor * train.pipeline > 1 and not self.processes.splits_model:
+            raise UserError(
+                f"train.tensor={train.tensor} and train.pipeline={train.pipeline}: this kind of "
+                "training keeps the model in one process: leave both at 1"
+            )
         self.device = select_device(train.device)
         self.bfloat16 = uses_bfloat16(train, self.device)
         self.train_step = work.make_step(folder, self.device, bfloat16=self.bfloat16)
@@ -255,6 +264,8 @@ class Run:
         train, cuda = self.work.train, self.device.type == "cuda"
         if self.shards is None:
             self.processes.broadcast_weights(self.work.model)
+        if self.work.shard is not None:
+            self.work.shard.broadcast_tied()
         self.work.model.train()
         with self._open_log() as self.log:
             loop = TrainLoop(
@@ -387,7 +398,9 @@ class Run:
             self.best = evaluation.score
         # Without a comparable score, the newest checkpoint is the best.
         is_best = self.best is None or (evaluation is not None and evaluation.is_best)
-        train = self.work.train
+        train, shard = self.work.train, self.work.shard
+        if shard is not None:
+            shard.check_step(step)
         state = {
             "step": step,
             "optimizer": self.train_step.state_dict(),
@@ -398,9 +411,12 @@ class Run:
         }
         if self.work.memory is not None:
             state["memory"] = self.processes.gather_memory(self.work.memory)
+        if shard is not None:
+            self.work.whole = shard.gather_weights()
 
         def write(folder: Path) -> None:
             self.work.save_model(folder)
+            self.work.whole = None
             checkpoint.save_training_state(folder, state)
 
         with self.whole_model():
@@ -415,9 +431,11 @@ class Run:
     def _has_finite_weights(self) -> bool:
         """Return whether all weights are finite, in every process that has a share of them."""
         parameters = self.work.model.parameters()
-        weights = [local_part(p.detach()) for p in parameters if p.requires_grad]
+        weights = [local(p.detach()) for p in parameters if p.requires_grad]
         finite = not weights or bool(torch.stack([p.isfinite().all() for p in weights]).all())
-        return finite if self.shards is None else all(self.processes.gather(finite))
+        if self.shards is not None:
+            return all(self.processes.gather(finite))
+        return self.processes.all_agree(finite)
 
     def remedy(self) -> str:
         """Return how to resume a run whose loss, gradient or weights are not finite."""
@@ -450,13 +468,28 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         checkpoint_activations(model)
     shards = None
     if train.parallel == "fsdp":
+        from kinfolk.training.sharding import Shards  # takes a second
+
         check_shardable(work)
         dynamic = row_length is None
         shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
-    elif compiled:
-        learner.compile(dynamic=row_length is None)
     parameters = sum(p.numel() for p in model.parameters())
-    return TrainStep(
+    kind, replays = TrainStep, cuda and train.replays(parameters, row_length)
+    if work.processes.pipeline > 1:
+        from kinfolk.training.pipeline import PipelineStep  # takes seconds
+
+        kind = PipelineStep
+    if work.shard is not None:
+        if train.cuda_graph == "yes":
+            raise UserError(
+                "train.cuda_graph=yes replays a step of one process, and other processes hold "
+                "parts of this model: leave it at auto"
+            )
+        replays = False
+    if compiled and shards is None:
+        whole: torch.nn.Module = learner if work.processes.is_last_stage else model
+        whole.compile(dynamic=row_length is None)
+    return kind(
         learner,
         build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay),
         lambda number: train.lr * schedule(number),
@@ -465,7 +498,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         device=device,
         bfloat16=bfloat16,
         block_masks=compiled and cuda and row_length is not None and shards is None,
-        cuda_graph=cuda and train.replays(parameters, row_length),
+        cuda_graph=replays,
         memory=work.memory,
         unfreezing=work.unfreezing,
         attack=work.attack,
@@ -474,6 +507,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         checks=lambda number: not cuda or train.saves(number + 1),
         processes=work.processes,
         shards=shards,
+        shard=work.shard,
     )
 
 

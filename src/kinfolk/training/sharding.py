@@ -9,7 +9,7 @@ outside of the network's forward pass.
 import copy
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,15 +21,13 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import StagedLayer, has_static_shapes, stacked_layers
-from kinfolk.training.distributed import LostProcessError, Processes, connection
+from kinfolk.training.distributed import Processes, connection, local, model_connection
 
 # Whole tensors, one at a time, in the host memory of process 0.
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -107,9 +105,13 @@ class Shards:
     @contextmanager
     def forward_only(self) -> Iterator[None]:
         """Divide the parameters of the root again after forward passes without a backward pass."""
-        with sharded_connection():
+        with model_connection():
             yield
         self.root.reshard()
+
+    def clip_gradients(self, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
+        """Clip the gradients by the norm of the whole gradient; return it as before."""
+        return clip_gradients(parameters, clip, self.processes)
 
     def close(self) -> None:
         """Close the process group of a single process."""
@@ -133,64 +135,15 @@ def connect_alone(device: torch.device, processes: Processes) -> bool:
     return True
 
 
-@contextmanager
-def sharded_connection() -> Iterator[None]:
-    """Raise LostProcessError where the exchange of weights or gradients fails in a computation."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):
-            raise LostProcessError(f"another process of this run ended ({error})") from error
-        raise
-
-
 def empty_parameter(parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter of the same shape without memory."""
     return nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """Return the share of this process in a sharded tensor, any other as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def whole_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the norm of each tensor, of sharded ones over all processes, without waiting."""
-    norms = list(torch._foreach_norm([local_part(tensor) for tensor in tensors]))
-    meshes = {tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor)}
-    for mesh in meshes:  # one: all parameters are sharded in the same way
-        if mesh.size() > 1:
-            squares = torch.stack(norms).square()
-            with connection():
-                dist.all_reduce(squares, group=mesh.get_group())
-            norms = [*squares.sqrt().unbind()]
-    return norms
-
-
-def sharded_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Divide a moment, which every process has whole, as its parameter is."""
-    if not isinstance(parameter, DTensor):
-        return value
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
-
-
-def load_whole_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load weights that every process has whole into a model, sharded or not."""
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        options = StateDictOptions(full_state_dict=True)
-        set_model_state_dict(model, dict(weights), options=options)
-    else:
-        model.load_state_dict(weights)
-
-
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], clip: float, processes: Processes) -> Tensor:
-    """Clip sharded gradients by the norm of the whole gradient; return it as before.
-
-    It is the computation of `clip_grad_norm_`, with one sum over the processes.
-    """
-    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+    """Compute what `clip_grad_norm_` does for shares of gradients, with one sum over processes."""
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if processes.several:
         square = norm.square()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,13 @@ from kinfolk.batch import Batch, ComputesLoss, Inputs, Loss, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
 from kinfolk.training.capture import GraphedForwardBackward
-from kinfolk.training.distributed import Processes
+from kinfolk.training.distributed import Processes, model_connection
 from kinfolk.training.optimizer import load_optimizer_state
 from kinfolk.training.regularize import FGM, GradualUnfreezing
-from kinfolk.training.sharding import Shards, clip_gradients, sharded_connection
+
+if TYPE_CHECKING:  # each takes about a second
+    from kinfolk.training.model_shard import ModelShard
+    from kinfolk.training.sharding import Shards
 
 
 class Learner(nn.Module):
@@ -102,13 +105,15 @@ class TrainStep:
         # Whether loss and norm are checked before an update, by the number of the step.
         checks: Callable[[int], bool] | None = None,
         processes: Processes = Processes(),  # that the rows of every micro-batch are shared by
-        shards: Shards | None = None,  # of the learner, where each process holds a share of it
+        shards: "Shards | None" = None,  # of the learner, where each process holds a share of it
+        shard: "ModelShard | None" = None,  # of the model, if other processes hold the rest of it
     ) -> None:
         self.learner, self.optimizer, self.lr = learner, optimizer, lr
         self.shards = shards
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.block_masks, self.memory = bfloat16, block_masks, memory
         self.unfreezing, self.attack, self.processes = unfreezing, attack, processes
+        self.shard = shard
         # Reading costs nothing on a CPU; elsewhere it waits for the device.
         self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
@@ -128,26 +133,14 @@ class TrainStep:
         tokens: Tensor | int = sum(input_tokens(batch.inputs) for batch in batches)
         if self.processes.several:
             counts, tokens = self.processes.sum_counts(counts, int(tokens))
-        sums: dict[str, Tensor] = {}
-        loss = torch.zeros((), device=self.device)
-        for part, batch in enumerate(batches):
-            alone = len(batches) == 1
-            forward_backward = partial(self._forward_backward, number, part, batch, counts, alone)
-            with nullcontext() if self.shards is None else sharded_connection():
-                attack = self.attack
-                result = forward_backward() if attack is None else attack(forward_backward)
-            batch_loss, mean = result
-            if self.memory is not None:
-                assert batch_loss.memory is not None, "the objective returns no memory"
-                self.memory[part] = batch_loss.memory
-            loss += mean
-            for name, total in batch_loss.sums.items():
-                sums[name] = sums.get(name, 0.0) + total.detach()
-        if self.processes.several and self.shards is None:
-            self.processes.sum_gradients(self.parameters)
+        loss, sums = self._compute_gradients(number, batches, counts)
         if self.processes.several:
+            if self.shards is None:  # which sums them in the backward pass
+                self.processes.sum_gradients(self.parameters)
+            if self.shard is not None:
+                self.shard.sum_tied_gradients()
             loss, sums = self.processes.sum_losses(loss, sums, sorted(counts))
-        norm = self._clip_gradients()
+        norm = self._clip_gradients(self.clip or float("inf"))
         updated = not self.checks(number) or bool((loss + norm).isfinite())
         if updated:
             self.optimizer.step()
@@ -155,40 +148,68 @@ class TrainStep:
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
         return StepOutput(loss, norm, parts, counts, lr, tokens, updated)
 
+    def _compute_gradients(
+        self, number: int, batches: Sequence[Batch[Any]], counts: Mapping[str, int]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Add up the gradients of the micro-batches; return their part of the mean and the sums."""
+        sums: dict[str, Tensor] = {}
+        loss = torch.zeros((), device=self.device)
+        for part, batch in enumerate(batches):
+            alone = len(batches) == 1
+            forward_backward = partial(self._forward_backward, number, part, batch, counts, alone)
+            result = forward_backward() if self.attack is None else self.attack(forward_backward)
+            batch_loss, mean = result
+            if self.memory is not None:
+                assert batch_loss.memory is not None, "the objective returns no memory"
+                self.memory[part] = batch_loss.memory
+            loss += mean
+            for name, total in batch_loss.sums.items():
+                sums[name] = sums.get(name, 0.0) + total.detach()
+        return loss, sums
+
     def _forward_backward(
         self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int], alone: bool
     ) -> tuple[Loss, Tensor]:
         """Run forward and backward on one micro-batch; return its loss and its part of the mean.
 
-        Dropout, too, is a function of the seed and the step; each process draws its own.
+        Dropout, too, is a function of the seed and the step; each copy of the model draws its own.
         """
-        share = part * self.processes.count + self.processes.rank
-        torch.manual_seed(derive_seed(self.seed, number, share))
+        torch.manual_seed(self._dropout_seed(number, part))
         if self.memory is not None:
             batch = batch.with_memory(self.memory[part])
         if self.graphed is not None and self.graphed.accepts(batch):
             loss = self.graphed(batch, counts, alone=alone)
             return loss, loss.mean(counts)
-        loss = self.forward(batch.to(self.device))
-        mean = loss.mean(counts)
-        torch.autograd.backward(mean)
+        with model_connection() if self.shards or self.shard else nullcontext():
+            loss = self.forward(batch.to(self.device))
+            mean = loss.mean(counts)
+            torch.autograd.backward(mean)
         return loss, mean.detach()
 
-    def _clip_gradients(self) -> Tensor:
+    def _dropout_seed(self, number: int, part: int) -> int:
+        share = part * self.processes.data_count + self.processes.data_rank
+        return derive_seed(self.seed, number, share)
+
+    def _clip_gradients(self, clip: float) -> Tensor:
         """Clip the gradients; return their norm before."""
-        clip = self.clip or float("inf")
         if self.shards is not None:
-            return clip_gradients(self.parameters, clip, self.processes)
+            return self.shards.clip_gradients(self.parameters, clip)
+        if self.shard is not None:
+            return self.shard.clip_gradients(clip)
         return torch.nn.utils.clip_grad_norm_(self.parameters, clip)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer; where it is sharded, to process 0."""
+        """Return the state of the optimizer; where several processes hold it, to process 0."""
         if self.shards is not None:
             return self.shards.optimizer_state(self.optimizer)
+        if self.shard is not None:
+            return self.shard.gather_moments(self.optimizer)
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: Any) -> bool:
         """Restore the state of the optimizer; return False where it is not one of it."""
+        if self.shard is not None:
+            state = self.shard.own_moments(self.optimizer, state)
         return load_optimizer_state(self.optimizer, state)
 
     def forward(self, batch: Batch[Any]) -> Loss:
@@ -197,11 +218,11 @@ class TrainStep:
         with torch.autocast(
             self.device.type, torch.bfloat16, self.bfloat16, cache_enabled=self.shards is None
         ):
-            inputs = batch.inputs
-            if self.block_masks:
-                inputs = inputs.with_block_masks(self.windows)
-            loss: Loss = self.learner(inputs, batch.targets)
+            loss: Loss = self.learner(self._inputs(batch), batch.targets)
         return loss
+
+    def _inputs(self, batch: Batch[Any]) -> Inputs:
+        return batch.inputs.with_block_masks(self.windows) if self.block_masks else batch.inputs
 
 
 def input_tokens(inputs: Inputs) -> Tensor:

@@ -35,10 +35,10 @@ from kinfolk.tasks.instances import (
 from kinfolk.tasks.unlabelled import unlabelled_text
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
+from kinfolk.training.distributed import load_whole_weights
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
-from kinfolk.training.sharding import load_whole_weights
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,

@@ -27,10 +27,9 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.vectors import read_vectors, vectors_fingerprint
-from kinfolk.training.distributed import Processes
+from kinfolk.training.distributed import Processes, load_whole_weights
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
-from kinfolk.training.sharding import load_whole_weights
 from kinfolk.training.watch import LossBaseline
 from kinfolk.workflows.baselines import Baselines, score_mixture
 from kinfolk.workflows.counting import CountingStep
@@ -56,7 +55,7 @@ def pretrain(
         recipe = read_recipe_file(recipe)
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
-    processes = Processes.from_environment()
+    processes = process_grid(recipe)
     work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
     run = Run.start(work, out, callbacks)
     with exclusive_run(out) if processes.is_first else nullcontext():
@@ -123,7 +122,7 @@ class PretrainWorkload(Workload):
             self.fingerprints = [*self.fingerprints, vectors_fingerprint(recipe.vectors)]
         weights = [share.weight for share in recipe.corpora]
         batches = training_batches(recipe, self.corpora, weights, processes=processes)
-        device = processes.connect(select_device(self.train.device))
+        device = select_device(self.train.device)
         self.batches = batches
         self.held_out = held_out_batches(recipe)
         self.has_eval_data = self.held_out is not None
@@ -137,6 +136,14 @@ class PretrainWorkload(Workload):
             table.set_rows(vectors.ids, vectors.values)
             for callback in callbacks if processes.is_first else ():
                 callback.on_message(f"{recipe.vectors}: {vectors.summary}")
+        decay = self.layer_lr_decay
+        if processes.splits_model:
+            from kinfolk.training.model_shard import ModelShard, check_shards  # takes a second
+
+            check_shards(model, self.train, layer_lr_decay=decay)
+            device = processes.connect(device)
+            self.shard = ModelShard(model, processes, self.train, layer_lr_decay=decay)
+        device = processes.connect(device)
         # Sharded, layer by layer: no device must hold all weights.
         self.model = model if self.train.parallel == "fsdp" else model.to(device)
         if recipe.objective.recurrent:
@@ -165,7 +172,7 @@ class PretrainWorkload(Workload):
         """Build the workload of a run folder."""
         if newest is not None:
             check_resumed_recipe(folder, recipe, newest)
-        processes = Processes.from_environment()
+        processes = process_grid(recipe)
         return cls(recipe, fresh=newest is None, callbacks=callbacks, processes=processes)
 
     def write_recipe(self, folder: Path) -> None:
@@ -191,7 +198,8 @@ class PretrainWorkload(Workload):
 
     def save_model(self, folder: Path) -> None:
         """Write a model folder, with the recipe as kinfolk.json."""
-        hub.save(folder, self.model, self.tokenizer, length=self.recipe.model.max_length)
+        length = self.recipe.model.max_length
+        hub.save(folder, self.model, self.tokenizer, length=length, weights=self.whole)
         self.recipe.write(folder / "kinfolk.json")
 
     def load_weights(self, folder: Path) -> None:
@@ -199,7 +207,11 @@ class PretrainWorkload(Workload):
         if Tokenizer.load(folder).fingerprint != self.tokenizer.fingerprint:
             raise other_tokenizer(self.recipe)
         saved: Any = hub.load_model(folder)
-        load_whole_weights(self.model, saved.state_dict())
+        weights = saved.state_dict()
+        if self.shard is not None:
+            self.shard.load_weights(weights)
+        else:
+            load_whole_weights(self.model, weights)
 
     @cached_property
     def baselines(self) -> Baselines:
@@ -297,6 +309,11 @@ class CountingWorkload(PretrainWorkload):
             shutil.rmtree(folder / COUNTS, ignore_errors=True)
 
 
+def process_grid(recipe: Recipe) -> Processes:
+    """Return this process in the grid that the settings of a recipe ask for."""
+    return Processes.from_environment().as_grid(recipe.train.tensor, recipe.train.pipeline)
+
+
 def initial_model(recipe: Recipe) -> LanguageModel:
     """Build the model with new weights, or with those that the run continues from."""
     model: LanguageModel = recipe.model.build()
@@ -327,11 +344,11 @@ def training_batches(
 ) -> Batches:
     """Return the batches of a run on its corpora, or on their held-out documents.
 
-    With several processes a batch is the share of one process in a micro-batch.
+    With several processes a batch is the share of one copy of the model in a micro-batch.
     """
     parts, seed = recipe.train.gradient_accumulation, recipe.train.seed
     rows = processes.rows(recipe.train.batch_size, parts)
-    parts *= processes.count
+    parts *= processes.data_count
     if recipe.objective.recurrent:
         if len(corpora) > 1:
             raise UserError(
