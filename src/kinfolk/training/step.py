@@ -125,6 +125,7 @@ class TrainStep:
         if self.processes.several:
             counts, tokens = self.processes.sum_counts(counts, int(tokens))
         sums: dict[str, Tensor] = {}
+        memory = None if self.memory is None else [*self.memory]
         loss = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
             alone = len(batches) == 1
@@ -141,9 +142,13 @@ class TrainStep:
             self.processes.sum_gradients(self.parameters)
             loss, sums = self.processes.sum_losses(loss, sums, sorted(counts))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip or float("inf"))
-        updated = not self.checks(number) or bool((loss + norm).isfinite())
+        updated = True
+        if self.checks(number):
+            updated = self.processes.all_true(bool((loss + norm).isfinite()))
         if updated:
             self.optimizer.step()
+        elif self.memory is not None and memory is not None:
+            self.memory[:] = memory  # the states of such a batch are not finite either
         self.optimizer.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
         return StepOutput(loss, norm, parts, counts, lr, tokens, updated)
@@ -174,6 +179,10 @@ class TrainStep:
     def load_state_dict(self, state: Any) -> bool:
         """Restore the state of the optimizer; return False where it is not one of it."""
         return load_optimizer_state(self.optimizer, state)
+
+    def reset(self) -> None:
+        """Forget the moments of the optimizer."""
+        self.optimizer.state.clear()
 
     def forward(self, batch: Batch[Any]) -> Loss:
         """Return the loss of a micro-batch."""

@@ -199,6 +199,10 @@ class PretrainWorkload(Workload):
         saved: Any = hub.load_model(folder)
         self.model.load_state_dict(saved.state_dict())
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens too."""
+        return self.tokenizer.decode(ids, add_special_tokens=True)
+
     @cached_property
     def baselines(self) -> Baselines:
         """The baselines of the tokens that are predicted, which the report shows too."""

@@ -16,6 +16,7 @@ from kinfolk.generation.generate import generate_batches, limit_by_source
 from kinfolk.generation.prompts import EncodedPrompt, non_text_ids
 from kinfolk.metrics.text import BLEU
 from kinfolk.text import Tokenizer
+from kinfolk.training.distributed import Processes
 from kinfolk.training.run import Run, select_device
 from kinfolk.workflows.folders import RESUME, check_new_folder
 from kinfolk.workflows.generate import PREFIX_FILE
@@ -73,7 +74,8 @@ def prepare_translation_run(
             settings=settings,
         )
         with warnings.catch_warnings(action="ignore"):  # repeated when the run starts
-            Run(PretrainWorkload(chosen), out)  # checks the settings
+            processes = Processes.from_environment()
+            Run(PretrainWorkload(chosen, processes=processes), out)  # checks the settings
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
         chosen.write(folder / "recipe.json")
         (folder / PREFIX_FILE).write_text(texts.prefix, encoding="utf-8")
