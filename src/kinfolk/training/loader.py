@@ -1,5 +1,6 @@
 """The micro-batches of each step, made by other processes where the settings say so."""
 
+import re
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -7,9 +8,19 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from kinfolk.batch import Batch, with_texts
+from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.recovery import batch_numbers
+
+
+class LostWorkerError(UserError):
+    """A process of the data loader ended before it was told to."""
+
+
+def is_lost_worker(error: BaseException) -> bool:
+    """Return whether an error is that of torch about a process of the data loader that ended."""
+    return re.match(r"DataLoader worker \(pid", str(error)) is not None
 
 
 class WithTexts(Dataset[Batch[Any]]):

@@ -15,6 +15,7 @@ from kinfolk.batch import Batch
 from kinfolk.errors import Terminated
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes
+from kinfolk.training.loader import LostWorkerError, is_lost_worker
 from kinfolk.training.log import Log, token_loss
 from kinfolk.training.recovery import NonFiniteError
 from kinfolk.training.step import StepOutput
@@ -93,13 +94,14 @@ def defer_signals(pending: list[int]) -> Iterator[None]:
     """
     received: list[int] = []
     try:
-        with _handlers(lambda number, frame: received.append(number), SIGNALS):
+        # Torch raises an error from SIGCHLD where a process of the data loader has ended.
+        with _handlers(lambda number, frame: received.append(number), (*SIGNALS, signal.SIGCHLD)):
             yield
     except NonFiniteError:
-        pending += received
+        pending += [number for number in received if number in SIGNALS]
         raise
-    if received:
-        signal.raise_signal(received[0])  # now to the handler of before
+    for number in sorted({*received}, key=lambda number: number not in SIGNALS):
+        signal.raise_signal(number)  # now to the handler of before
 
 
 @contextmanager
@@ -184,10 +186,16 @@ class TrainLoop:
                         saved, self.since = self.global_step, time.perf_counter()
                 if stopping:
                     return
-        except (KeyboardInterrupt, Terminated, LostProcessError):
-            if self.global_step > saved:
+        except (KeyboardInterrupt, Terminated, LostProcessError, RuntimeError) as error:
+            lost_worker = isinstance(error, RuntimeError)
+            if lost_worker and not is_lost_worker(error):
+                raise
+            # Saving may need the other processes, which do not know of a lost worker.
+            if self.global_step > saved and not (lost_worker and self.processes.several):
                 self.write(False)
                 self.save(self.global_step, self.evaluation if self.is_new_best() else None)
+            if lost_worker:
+                raise LostWorkerError(str(error)) from error
             raise
 
     def timed(self, batches: Iterable[Sequence[Batch[Any]]]) -> Iterator[Sequence[Batch[Any]]]:

@@ -25,7 +25,7 @@ from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_te
 from kinfolk.training import checkpoint, log
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes
-from kinfolk.training.loader import WithTexts, data_loader
+from kinfolk.training.loader import LostWorkerError, WithTexts, data_loader
 from kinfolk.training.log import Log, MetricsLog, NoLog
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
@@ -256,12 +256,16 @@ class Run:
                 self._end(interrupted=True)
                 self._write_report(finished=False)
                 raise
-            except LostProcessError as error:
+            except (LostProcessError, LostWorkerError) as error:
                 self._end(interrupted=True)
                 self._write_report(finished=False)
-                raise LostProcessError(
-                    f"another process of this run ended after step {self.global_step}; resume "
-                    f"with: {self.resume_command()}"
+                lost, advice = "another process of this run", ""
+                if isinstance(error, LostWorkerError):
+                    lost = "a data loader process"
+                    advice = ", with a lower train.workers in recipe.json if memory is short"
+                raise type(error)(
+                    f"{lost} ended after step {self.global_step}; resume with: "
+                    f"{self.resume_command()}{advice}"
                 ) from error
             self._write_report(finished=True)
             self.processes.wait()  # for the report, which a caller may read

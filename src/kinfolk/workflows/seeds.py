@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import new_file, new_folder, replace_link
 from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
+from kinfolk.training.run import select_device
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
 from kinfolk.workflows.folders import RESUME, check_new_folder, exclusive_run
@@ -85,22 +86,20 @@ def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback
         raise UserError(
             f"run {out} is complete: start a new run with more --epochs to train longer"
         )
-    if Processes.from_environment().several:
-        raise UserError(
-            f"{out} has several seeds: resume it without torchrun, or each of its folders, such as "
-            f"{folders[0]}, with torchrun"
-        )
     first = FineTuneRecipe.read(folders[0] / "recipe.json")
-    with exclusive_run(out):
-        for seed, folder in enumerate(folders):
-            if (folder / "scores.json").is_file():
-                continue
+    unfinished = [folder for folder in folders if not (folder / "scores.json").is_file()]
+    processes = Processes.from_environment()
+    processes.connect(select_device(first.train.device))
+    with exclusive_run(out) if processes.is_first else nullcontext():
+        for seed, folder in enumerate(folders if processes.is_first else ()):
             if not (folder / "recipe.json").is_file():
                 shutil.copytree(folders[0] / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
                 replace(first, train=replace(first.train, seed=seed)).write(folder / "recipe.json")
+        processes.wait()
+        for folder in unfinished:
             with progress(folder) as callback:
                 pretrain.resume(folder, callbacks=[callback])
-        return summarize_seeds(out)
+        return summarize_seeds(out) if processes.is_first else out
 
 
 def summarize_seeds(out: Path) -> Path:
