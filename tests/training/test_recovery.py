@@ -1,7 +1,9 @@
 """A loss or gradient that is not finite: the batch is saved, and left out where that is asked."""
 
+import errno
 import json
 import math
+import os
 import shutil
 import signal
 from collections.abc import Sequence
@@ -93,6 +95,21 @@ def test_a_run_that_stops_saves_the_batch_with_its_text(
     assert len(texts) >= 4 and all(line in clean_text(home) for line in texts[0].split(". ")[1:-1])
     assert not (run / "alarms.jsonl").exists()
     assert [line["step"] for line in read(run)] == [1, 2, 3, 4, 5]
+
+
+def test_a_batch_that_cannot_be_saved_hides_nothing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, full = home.recipe("gpt2"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(*arguments: Any) -> None:
+        raise full
+
+    poisoned(monkeypatch, recipe, 1)
+    monkeypatch.setattr("kinfolk.training.recovery.save_file", fail)
+    sentence = r"loss is NaN at step 2\. .*The batch could not be saved \(.*No space left"
+    with pytest.raises(UserError, match=sentence):
+        pretrain(recipe, tmp_path / "run")
 
 
 def clean_text(home: Home) -> str:

@@ -7,6 +7,7 @@ a suite is the mean over its datasets.
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -115,14 +116,24 @@ def run_suite(
         )
     check_new_folder(out)
     try:
-        with new_folder(out):
-            pass
+        with new_folder(out) as partial:  # not empty, so that no other process takes it
+            for task in sets:
+                (partial / task.name).mkdir(parents=True)
     except (BlockingIOError, FileExistsError) as error:
         raise UserError(f"{out} exists by now: another run was started in it") from error
     with exclusive_run(out):
-        return train_suite(
-            sets, train_fn, out, limit=limit, device=device, on_message=on_message, skipped=skipped
-        )
+        try:
+            return train_suite(
+                *(sets, train_fn, out),
+                limit=limit,
+                device=device,
+                on_message=on_message,
+                skipped=skipped,
+            )
+        finally:
+            for name in (*(task.name for task in sets), "."):  # of datasets that were skipped
+                with suppress(OSError):
+                    (out / name).resolve().rmdir()
 
 
 def train_suite(
