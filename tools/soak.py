@@ -35,6 +35,7 @@ GROUP_CHARS, GROUPS = 2000, 2  # of a preparation: little text has many entries 
 TRAIN = ("steps=6", "save_every=2", "eval_every=3", "eval_batches=1", "batch_size=4", "warmup=1")
 RUNTIME = ("device=cpu", "keep_checkpoints=2")
 LENGTH = 32
+LINKS = ("last", "best")  # to checkpoints
 SHORTER = 0.6  # what a resumed process has left to do, about
 PATIENCE = 300  # seconds that a process may take
 
@@ -332,6 +333,11 @@ def check_equal(job: Job, whole: Path, out: Path) -> None:
     if job.kind in ("pretrain", "finetune"):
         found = differences(out, whole)
         lacking = [name for name in ("report.html", "log.jsonl") if not (out / name).is_file()]
+        links = [
+            [(run / "checkpoints" / name).readlink() for name in LINKS] for run in (out, whole)
+        ]
+        if links[0] != links[1]:
+            found["links"] = f"links to {links[0]} and {links[1]}"
         if found or lacking:
             raise RuntimeError("; ".join([*found.values(), *(f"no {name}" for name in lacking)]))
     elif files(out) != files(whole):

@@ -190,6 +190,9 @@ class Run:
         run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
         if newest is not None:
             run.restore(newest, state)
+            if run.processes.is_first:
+                keep, best = run.work.train.keep_checkpoints, bool(state.get("is_best"))
+                checkpoint.finish_save(newest, keep=keep, best=best)
         run.dropped |= recorded_batches(folder)
         return run
 
@@ -447,6 +450,7 @@ class Run:
             "step": step,
             "optimizer": self.train_step.state_dict(),
             "best": None if self.best is None else list(self.best),
+            "is_best": is_best,
             "evals_since_best": self.evals_since_best,
             "fingerprints": [fingerprint for _, fingerprint in self.work.fingerprints],
             "finished": step == train.steps or self.should_stop(),
