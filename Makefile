@@ -7,7 +7,7 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 # Where pip would fetch the CUDA build on a machine without a GPU, PyTorch's own CPU builds serve.
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup setup-test quickstart test test-all test-gpu check format lint types bench clean
+.PHONY: setup setup-test quickstart test test-all test-gpu soak check format lint types bench clean
 
 # What running needs, and nothing else.
 setup: $(VENV)/ready
@@ -45,6 +45,10 @@ test-all: setup-test
 # On a machine with a CUDA device.
 test-gpu: setup-test
 	$(BIN)/python -m pytest -m gpu
+
+# A hundred kills (SIGKILL) of trainings and preparations, each resumed and compared: 10 to 25 minutes.
+soak: setup-test
+	$(BIN)/python tools/soak.py --kills 100 --seed 0
 
 check: format-check lint types test
 

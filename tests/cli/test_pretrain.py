@@ -99,6 +99,7 @@ def test_an_interrupt_says_what_is_saved_and_how_to_resume(
     saved = out / "checkpoints" / last.name
     line = f"interrupted at step 3: saved {saved}; resume with: kinfolk {command} --resume {out}"
     assert line in said.err.splitlines()
+    assert (out / "report.html").is_file()
     again = kinfolk(command, "--resume", out)
     assert again.code == 0, again.err
 

@@ -56,6 +56,7 @@ UNSEEN = {
     "parallel": "must change nothing: test_sharding",
     "checkpoint_activations": "must change nothing: test_activation_checkpoint",
     "workers": "must change nothing: test_resume",
+    "on_nan": "acts where a loss is not finite: test_recovery",
 }
 # The settings of fine-tuning alone, by the option that sets them.
 TUNING = {

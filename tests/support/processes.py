@@ -6,14 +6,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.pretrain import pretrain, resume
 from kinfolk.workflows.recipe import Recipe
 from support.crash import server
+from support.poison import has_token, poison
 from support.runs import OnStep, Said
 
 STANDALONE = ("-m", "torch.distributed.run", "--standalone")
@@ -32,16 +36,21 @@ class Interrupt:
             os.kill(int(Path(f"pid-{self.rank}").read_text()), self.signal)
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """What is fine-tuned on which rows; a token whose batches have a loss of NaN, if any."""
+
+    model: Path
+    rows: Any
+    fields: Mapping[str, Any]
+    bad_token: int | None = None
+
+
 def train(
     rank: int, count: int, port: int, folder: Path, recipe: Recipe, interrupt: Interrupt | None
 ) -> None:
     """Start a run as one of several processes, or resume it."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(count)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    folder.parent.mkdir(exist_ok=True)
-    os.chdir(folder.parent)
-    Path(f"pid-{rank}").write_text(str(os.getpid()))
+    set_rank(rank, count, port, folder)
     callbacks = [] if interrupt is None else [OnStep(interrupt)]
     if (folder / "recipe.json").is_file():
         resume(folder, callbacks=callbacks)
@@ -49,15 +58,43 @@ def train(
         pretrain(recipe, folder, callbacks=callbacks)
 
 
+def tune(
+    rank: int, count: int, port: int, folder: Path, job: Tuning, interrupt: Interrupt | None
+) -> None:
+    """Fine-tune as one of several processes, or resume that."""
+    from kinfolk.workflows.finetune import finetune
+
+    set_rank(rank, count, port, folder)
+    callbacks = [] if interrupt is None else [OnStep(interrupt)]
+    with pytest.MonkeyPatch.context() as patch:
+        if job.bad_token is not None:
+            poison(patch, has_token(job.bad_token))
+        if (folder / "recipe.json").is_file():
+            resume(folder, callbacks=callbacks)
+        else:
+            finetune(job.model, job.rows, folder, callbacks=callbacks, **job.fields)
+
+
+def set_rank(rank: int, count: int, port: int, folder: Path) -> None:
+    """Become one of several processes, beside the folder of their run."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    folder.parent.mkdir(exist_ok=True)
+    os.chdir(folder.parent)
+    Path(f"pid-{rank}").write_text(str(os.getpid()))
+
+
 def train_together(
-    count: int, folder: Path, recipe: Recipe, interrupt: Interrupt | None = None
+    count: int, folder: Path, job: Recipe | Tuning, interrupt: Interrupt | None = None
 ) -> list[int | None]:
     """Train in several processes; return their exit codes."""
+    target = tune if isinstance(job, Tuning) else train
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     members = [
-        server.Process(target=train, args=(rank, count, port, folder, recipe, interrupt))
+        server.Process(target=target, args=(rank, count, port, folder, job, interrupt))
         for rank in range(count)
     ]
     for member in members:

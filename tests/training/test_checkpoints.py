@@ -21,6 +21,7 @@ from torch import nn
 
 from kinfolk.errors import UserError
 from kinfolk.files import checksum_fault
+from kinfolk.nn.language_model import LayerStack
 from kinfolk.training.checkpoint import (
     CorruptCheckpointWarning,
     checkpoint_step,
@@ -352,10 +353,21 @@ def test_a_folder_that_cannot_be_resumed_is_a_sentence(tmp_path: Path, gone: str
         load_training_state(tmp_path)
 
 
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = LayerStack([nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 @pytest.mark.parametrize("name", get_args(Optimizer))
 def test_an_optimiser_goes_on_from_the_disk_to_the_bit(tmp_path: Path, name: Optimizer) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    model: nn.Module = Stacked()
     x = torch.randn(4, 7)
 
     def build(model: nn.Module) -> torch.optim.Optimizer:

@@ -238,6 +238,19 @@ def test_torchrun_refuses_a_batch_that_processes_cannot_share_in_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
+@slow
+def test_sentence_pairs_are_prepared_by_process_0_for_all(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"the {n} cats\tles {n} chats\n" for n in range(60)))
+    chosen = ("--pairs", pairs, "--steps", 4, "--batch", 8, "--length", LENGTH, "--device", "cpu")
+    for count, out in ((2, tmp_path / "two"), (1, tmp_path / "one")):
+        said = torchrun(count, "pretrain", "transformer/nano", *chosen, "-o", out)
+        assert said.code == 0, said
+        assert said.err.count("60 sentence pairs, ") == 1
+    losses = [[line["loss"] for line in read(tmp_path / name)] for name in ("two", "one")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_what_several_processes_cannot_do_is_one_sentence(
     home: Home,
     kinfolk: Kinfolk,
@@ -268,11 +281,9 @@ def test_what_several_processes_cannot_do_is_one_sentence(
     with pytest.raises(UserError, match="choose a multiple of 6 as batch size"):
         pretrain(recipe(home, "gpt2", "train.gradient_accumulation=2"), tmp_path / "new")
     assert "in one process: start it without torchrun" in refused("pretrain", "ngram", *small)
-    pairs = ("--pairs", rows, "-o", tmp_path / "new", "--device", "cpu")
-    assert "pairs are prepared by one process" in refused("pretrain", "transformer/nano", *pairs)
     files = ("--train", rows, "--dev", rows, "-o", tmp_path / "new", "--device", "cpu")
-    tuned = refused("finetune", tmp_path / "bert", *files, "--steps", 2)
-    assert tuned.endswith("runs in one process: start kinfolk finetune without torchrun")
+    tuned = refused("finetune", tmp_path / "bert", *files, "--steps", 2, "--batch", 2)
+    assert "make micro-batches of 2 examples, fewer than the 3 processes" in tuned
 
 
 @pytest.mark.parametrize(

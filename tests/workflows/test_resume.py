@@ -56,6 +56,7 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         for part in ("save_training_state", "write_checksums", "replace_link", "_rotate")
     ),
     ("gpt2", inside, ("save_training_state", 4)),
+    ("gpt2", inside, ("replace_link", 12)),  # the last: no later save sets the links
 ]
 
 
@@ -103,6 +104,13 @@ def test_the_best_of_days_before_is_remembered(home: Home, tmp_path: Path) -> No
     death(home.recipe("gpt2", *wild), run, at, 9)
     resume(run)
     same(run, whole)
+    # Killed when the best checkpoint was complete, and before the links named it.
+    best = (whole / "checkpoints" / "best").readlink()
+    run = tmp_path / "again"
+    death(home.recipe("gpt2", *wild), run, inside, "replace_link", int(best.name.split("-")[1]))
+    resume(run)
+    same(run, whole)
+    assert (run / "checkpoints" / "best").readlink() == best
 
 
 @pytest.mark.parametrize("member", ["gpt2", "bert"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
+from kinfolk.files import folder_lock, new_folder
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
@@ -66,6 +67,24 @@ def test_a_mistake_before_the_first_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no"):
         run_seeds(2, tmp_path / "run", fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_processes_one_makes_the_folder_and_keeps_it(tmp_path: Path) -> None:
+    out, refused = tmp_path / "run", []
+
+    def again(seed: int, folder: Path) -> Path:
+        with pytest.raises(UserError, match="run already exists"):
+            run_seeds(2, out, again)
+        with pytest.raises(BlockingIOError), folder_lock(out, wait=False):
+            raise AssertionError("two processes hold one folder")
+        refused.append(seed)
+        raise UserError("no")
+
+    with pytest.raises(UserError, match="no"):
+        run_seeds(2, out, again)
+    assert refused == [0] and not out.exists()
+    with new_folder(out), pytest.raises(UserError, match="another run was started in it"):
+        run_seeds(2, out, again)
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
+from kinfolk.files import new_folder
 from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
@@ -70,6 +71,24 @@ def test_sets_are_scored_by_their_own_metrics(folder: Path, tmp_path: Path) -> N
     assert results["mrpc"].score == pytest.approx(50 * (both["accuracy"] + both["f1"]))
     written = json.loads((tmp_path / "run" / "suite.json").read_text())
     assert written["mean"] == pytest.approx(suite_mean([*results.values()]))
+
+
+def test_of_two_suites_in_one_folder_one_is_refused(folder: Path, tmp_path: Path) -> None:
+    tables.table(folder / "cola" / "train.tsv", 16)
+    out, refused = tmp_path / "run", []
+
+    def again(files: Sequence[TaskDataset], run: Path, metric: str | None) -> Path:
+        with pytest.raises(UserError, match="run already exists"):
+            run_suite(sets, again, out)
+        refused.append(run.name)
+        raise UserError("no")
+
+    sets = select_tasks(folder, None)
+    (result,) = run_suite(sets, again, out)
+    assert (result.skip_reason, refused) == ("no", ["cola"])
+    assert not out.exists()  # nothing was trained
+    with new_folder(out), pytest.raises(UserError, match="another run was started in it"):
+        run_suite(sets, again, out)
 
 
 def test_a_set_with_several_metrics_counts_the_first_unless_glue_averages_them() -> None:

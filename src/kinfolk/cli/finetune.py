@@ -247,7 +247,7 @@ def finetune(
     if resume is not None:
         first = resume / "seed-0" if (resume / "seed-0").is_dir() else resume
         check_resume(context, first, "finetune")
-        print_scores(resume_runs(resume), json=json)
+        finish(resume_runs(resume), json=json)
         return
     if model is None:
         raise UsageError("missing MODEL: a model folder, a family (see kinfolk members) or bilstm")
@@ -289,7 +289,17 @@ def finetune(
     for dataset in datasets:
         for message in dataset.messages():
             note(message)
-    print_scores(train(datasets, out, task_options.metric), json=json)
+    finish(train(datasets, out, task_options.metric), json=json)
+
+
+def finish(run: Path, *, json: bool) -> None:
+    """Print the scores of a run that is complete, in one of its processes."""
+    from kinfolk.training.distributed import Processes
+
+    processes = Processes.from_environment()
+    processes.disconnect()
+    if processes.is_first:
+        print_scores(run, json=json)
 
 
 def run_in_stages(
@@ -417,9 +427,11 @@ def resume_runs(run: Path) -> Path:
 def progress_of(run: Path, out: Path) -> AbstractContextManager["TerminalProgress"]:
     """Show the progress of a run, which may be one of several seeds in `out`."""
     from kinfolk.cli.run_progress import run_progress
+    from kinfolk.training.distributed import Processes
 
+    resume = Processes.from_environment().command(f"finetune --resume {out}")
     name = out.name if run == out else f"{out.name} {run.name}"
-    return run_progress(name, f"kinfolk finetune --resume {out}")
+    return run_progress(name, resume)
 
 
 def print_scores(run: Path, *, json: bool) -> None:

@@ -31,7 +31,7 @@ from kinfolk.cli.options import (
     option_name,
 )
 from kinfolk.cli.output import duration, note, print_json, print_line, print_table, table
-from kinfolk.config import as_settings
+from kinfolk.config import apply_overrides, as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_new_folder, model_or_family
@@ -193,22 +193,24 @@ def pretrain(
         )
     else:
         from kinfolk.training.distributed import Processes
+        from kinfolk.training.run import select_device
         from kinfolk.workflows.translate import prepare_translation_run
 
-        if Processes.from_environment().several:
-            raise UserError(
-                "sentence pairs are prepared by one process: start the run without torchrun, and "
-                "resume it with torchrun"
+        own = [text.removeprefix("train.") for text in settings if text.startswith("train.")]
+        processes = Processes.from_environment()
+        processes.connect(select_device(apply_overrides(TrainConfig(), own).device))
+        data, start = pairs, model
+        chosen = processes.from_first(
+            lambda: prepare_translation_run(
+                start,
+                data,
+                out,
+                objective=objective,
+                length=length,
+                vectors=vectors,
+                settings=settings,
+                on_message=note,
             )
-        chosen = prepare_translation_run(
-            model,
-            pairs,
-            out,
-            objective=objective,
-            length=length,
-            vectors=vectors,
-            settings=settings,
-            on_message=note,
         )
     finish(out, chosen, json=json, is_new=pairs is None)
 

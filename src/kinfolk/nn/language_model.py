@@ -17,6 +17,7 @@ from kinfolk.config import config, field, type_name
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import attention_backend, cross_attention_backend
 from kinfolk.nn.embeddings import LinearLogits
+from kinfolk.nn.layers import FusedLinear as FusedLinear
 from kinfolk.nn.layers import Split as Split
 from kinfolk.nn.layers import TensorParallel as TensorParallel
 

@@ -45,16 +45,22 @@ class TaskBatches(Dataset[Batch[Any]]):
         batch: int,  # instances
         seed: int = 0,
         weights: Sequence[float] = (1.0,),  # of the sets in the mixture
+        shares: int = 1,  # of a batch, one for each process
     ) -> None:
         if not all(sets):
             raise UserError("a training file has no labelled rows: training needs at least one")
         self.formulation, self.sets, self.batch, self.seed = formulation, sets, batch, seed
-        self.schedule = MixtureSchedule.from_weights(weights)
+        self.shares, self.schedule = shares, MixtureSchedule.from_weights(weights)
         self._orders: dict[int, tuple[int, IntArray]] = {}
 
     def __getitem__(self, number: int) -> Batch[Any]:
-        """Return batch `number` of the run, which may lie in any epoch."""
-        positions = range(number * self.batch, (number + 1) * self.batch)
+        """Return share `number` of the run, which may lie in any epoch; of one share, batch n.
+
+        The shares of a batch follow each other; each is packed into rows of its own.
+        """
+        number, share = divmod(number, self.shares)
+        first, last = (self.batch * index // self.shares for index in (share, share + 1))
+        positions = range(number * self.batch + first, number * self.batch + last)
         return self.formulation.make_batch([self.instance_at(p) for p in positions])
 
     def instance_at(self, position: int) -> Instance:
@@ -101,9 +107,10 @@ class AlternatingBatches(Dataset[Batch[Any]]):
         *,
         weights: Sequence[float],  # of the tasks in the mixture
         micro_batches: int,  # of a step
+        shares: int = 1,  # of a micro-batch, as of the batches given
     ) -> None:
         self.labelled, self.unlabelled, self.micro_batches = labelled, unlabelled, micro_batches
-        self.schedule = MixtureSchedule.from_weights(weights)
+        self.shares, self.schedule = shares, MixtureSchedule.from_weights(weights)
 
     @property
     def batch(self) -> int:
@@ -111,17 +118,20 @@ class AlternatingBatches(Dataset[Batch[Any]]):
         return self.labelled[0].batch
 
     def __getitem__(self, number: int) -> Batch[Any]:
-        """Return micro-batch `number` of the run."""
+        """Return share `number` of the run, of one share micro-batch n."""
+        number, share = divmod(number, self.shares)
         if self.unlabelled is None:
-            return self.labelled_batch(number)
+            return self.labelled_batch(number, share)
         step, part = divmod(number, self.micro_batches)
         index = step // 2 * self.micro_batches + part
-        return self.unlabelled[index] if step % 2 else self.labelled_batch(index)
+        if step % 2:
+            return self.unlabelled[index * self.shares + share]
+        return self.labelled_batch(index, share)
 
-    def labelled_batch(self, number: int) -> Batch[Any]:
-        """Return labelled batch `number`."""
+    def labelled_batch(self, number: int, share: int) -> Batch[Any]:
+        """Return a share of labelled batch `number`."""
         task, index = self.schedule.locate(number)
-        return self.labelled[task][index]
+        return self.labelled[task][index * self.shares + share]
 
 
 def mixing_weights(sizes: Sequence[int], temperature: float) -> list[float]:

@@ -53,16 +53,21 @@ def save(
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
-            for link in ("last", "best") if best else ("last",):
-                replace_link(home / link, folder.name)
-            sync(home)
-            _rotate(home, step, keep)
+            _link_and_rotate(folder, keep=keep, best=best)
     except Exception as error:
         number = error_number(error)
         if number is None:
             raise
         raise UserError(_error_message(run, step, number, error)) from error
     return folder
+
+
+def finish_save(folder: Path, *, keep: int, best: bool) -> None:
+    """Do what a save that was killed after its folder was complete has left undone."""
+    home = folder.parent
+    if folder.name.startswith("step-") and folder == _checkpoints(home)[-1]:
+        with folder_lock(home):
+            _link_and_rotate(folder, keep=keep, best=best)
 
 
 def latest_valid(run: Path, *, unread: Collection[str] = ()) -> Path | None:
@@ -179,6 +184,15 @@ def _commit(partial: Path, folder: Path) -> Path:
     if aside.exists():
         _remove(aside)
     return folder
+
+
+def _link_and_rotate(folder: Path, *, keep: int, best: bool) -> None:
+    """Let the links name a new checkpoint, and delete old ones."""
+    home = folder.parent
+    for link in ("last", "best") if best else ("last",):
+        replace_link(home / link, folder.name)
+    sync(home)
+    _rotate(home, checkpoint_step(folder), keep)
 
 
 def _rotate(home: Path, step: int, keep: int) -> None:

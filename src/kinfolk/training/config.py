@@ -138,6 +138,11 @@ class TrainConfig:
         help="number of data loader processes, which changes no batch; "
         "None is 0 on a CPU, and 1 to 4 on CUDA",
     )
+    on_nan: Literal["stop", "skip", "rollback"] = runtime_field(
+        default="stop",
+        help="what to do if a loss or gradient is not finite: stop; skip the batch; or roll back "
+        "to the last checkpoint and leave the batch out",
+    )
 
     def __post_init__(self) -> None:
         if self.batch_size % self.gradient_accumulation:

@@ -186,6 +186,10 @@ class Processes:
             dist.all_gather_object(values, value)
         return values
 
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        self.gather(None)
+
     def from_first(self, compute: Callable[[], T]) -> T:
         """Return what process 0 computes, in every process.
 
@@ -210,14 +214,23 @@ class Processes:
 
     def raise_signals(self, received: Sequence[int]) -> None:
         """Raise a signal that any process has received, in all of them."""
-        if not self.several:
-            return
-        number = torch.tensor(received[0] if received else 0)
-        self.all_reduce(number, dist.ReduceOp.MAX)
+        number = received[0] if received else 0
+        if self.several:
+            largest = torch.tensor(number)
+            self.all_reduce(largest, dist.ReduceOp.MAX)
+            number = int(largest)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         if number:
-            raise Terminated(int(number))
+            raise Terminated(number)
+
+    def all_true(self, value: bool) -> bool:
+        """Return whether a statement is true in every process."""
+        if not self.several:
+            return value
+        least = torch.tensor(int(value))
+        self.all_reduce(least, dist.ReduceOp.MIN)
+        return bool(least)
 
     def sum_counts(self, counts: Mapping[str, int], tokens: int) -> tuple[Counter[str], int]:
         """Return the counts and the tokens of all rows."""
@@ -241,7 +254,7 @@ class Processes:
         named = dict(zip(names, rest, strict=True))
         return total, {name: named[name] for name in (names if self.pipeline > 1 else sums)}
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace every gradient by its sum over all rows, in buckets.
 
         A parameter that no process has a gradient of keeps none, as the optimizer skips it.

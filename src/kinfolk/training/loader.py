@@ -1,14 +1,26 @@
 """The micro-batches of each step, made by other processes where the settings say so."""
 
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
 from kinfolk.batch import Batch, with_texts
+from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
+from kinfolk.training.recovery import batch_numbers
+
+
+class LostWorkerError(UserError):
+    """A process of the data loader ended before it was told to."""
+
+
+def is_lost_worker(error: BaseException) -> bool:
+    """Return whether an error is that of torch about a process of the data loader that ended."""
+    return re.match(r"DataLoader worker \(pid", str(error)) is not None
 
 
 class WithTexts(Dataset[Batch[Any]]):
@@ -27,6 +39,7 @@ def data_loader(
     start: int,
     pinned: bool,
     processes: Processes = Processes(),
+    dropped: Collection[int] = (),  # numbers of batches that are left out
 ) -> Iterator[Sequence[Batch[Any]]]:
     """Yield the micro-batches of each step from `start` on.
 
@@ -39,8 +52,10 @@ def data_loader(
     loader = DataLoader(
         batches,
         batch_size=None,
-        sampler=range(
-            start * parts * count + processes.data_rank, train.steps * parts * count, count
+        sampler=(
+            (number * parts + part) * count + processes.data_rank
+            for number in batch_numbers(range(start, train.steps), dropped)
+            for part in range(parts)
         ),
         num_workers=train.loader_processes(cuda=pinned),
         pin_memory=pinned,

@@ -2,7 +2,8 @@
 
 log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"mlm": 4.5, "nsp": 0.75}}
 speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0, "wait_seconds": 0.01}
-alarms.jsonl   {"step": 7, "alarm": "spike", "message": "..."}, if there is any
+alarms.jsonl   {"step": 7, "alarm": "spike", "message": "..."}, if there is any; of a batch that
+               is left out also "batch" and "from_step"
 tensorboard/   the same numbers as events
 """
 
@@ -31,7 +32,7 @@ class Log(Protocol):
         """Append one step."""
         ...
 
-    def write_alarm(self, step: int, cause: str, message: str, /) -> None:
+    def write_alarm(self, step: int, cause: str, message: str, /, **facts: int) -> None:
         """Append an alarm."""
         ...
 
@@ -46,7 +47,7 @@ class NoLog:
     def write(self, step: int, values: Values, speed: Mapping[str, float], /) -> None:
         """Write nothing."""
 
-    def write_alarm(self, step: int, cause: str, message: str, /) -> None:
+    def write_alarm(self, step: int, cause: str, message: str, /, **facts: int) -> None:
         """Write nothing."""
 
     def sync(self) -> None:
@@ -83,10 +84,13 @@ class MetricsLog:
                     if math.isfinite(value):
                         self.tensorboard.add_scalar(name, value, step)
 
-    def write_alarm(self, step: int, cause: str, message: str) -> None:
-        """Append an alarm to a file of its own."""
+    def write_alarm(self, step: int, cause: str, message: str, /, **facts: int) -> None:
+        """Append an alarm to a file of its own, and flush it to the disk."""
+        line = json.dumps({"step": step, "alarm": cause, "message": message, **facts}) + "\n"
         with _write_errors(self.run), (self.run / ALARMS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "alarm": cause, "message": message}) + "\n")
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
 
     def sync(self) -> None:
         """Flush to the disk; before a checkpoint, so that none of its lines is lost."""
@@ -160,7 +164,10 @@ def _truncate_after(path: Path, resume_at: int) -> TextIO:
     """Truncate a log after a step, atomically, and open it for appending."""
     if path.exists():
         with new_file(path, "wb", durable=True) as stream:
-            stream.writelines(line for line, e in _read_lines(path) if e["step"] <= resume_at)
+            # A batch that is left out stays so, also before the step at which it was found.
+            stream.writelines(
+                line for line, e in _read_lines(path) if e["step"] <= resume_at or "batch" in e
+            )
     return path.open("a", buffering=1, encoding="utf-8", newline="\n")
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.batch import Batch
-from kinfolk.errors import Terminated, UserError
+from kinfolk.errors import Terminated
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes
+from kinfolk.training.loader import LostWorkerError, is_lost_worker
 from kinfolk.training.log import Log, token_loss
+from kinfolk.training.recovery import NonFiniteError
 from kinfolk.training.step import StepOutput
 from kinfolk.training.watch import Watch
 
@@ -85,13 +87,21 @@ def raise_on_signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def defer_signals() -> Iterator[None]:
-    """Delay signals to the end of the block: no half-done step or log line is saved."""
+def defer_signals(pending: list[int]) -> Iterator[None]:
+    """Delay signals to the end of the block: no half-done step or log line is saved.
+
+    After a loss that is not finite they are pending: the run may drop the batch and go on.
+    """
     received: list[int] = []
-    with _handlers(lambda number, frame: received.append(number), SIGNALS):
-        yield
-    if received:
-        signal.raise_signal(received[0])  # now to the handler of before
+    try:
+        # Torch raises an error from SIGCHLD where a process of the data loader has ended.
+        with _handlers(lambda number, frame: received.append(number), (*SIGNALS, signal.SIGCHLD)):
+            yield
+    except NonFiniteError:
+        pending += [number for number in received if number in SIGNALS]
+        raise
+    for number in sorted({*received}, key=lambda number: number not in SIGNALS):
+        signal.raise_signal(number)  # now to the handler of before
 
 
 @contextmanager
@@ -136,7 +146,8 @@ class TrainLoop:
     remedy: Callable[[], str] = lambda: ""  # advice for a loss or gradient that is not finite
     watch: Watch | None = None
     processes: Processes = Processes()  # that run this loop together
-    received: Sequence[int] = ()  # signals that stop all of them before the next step
+    # Signals that stop all of them before the next step.
+    received: list[int] = field(default_factory=list)
 
     global_step: int = field(default=0, init=False)
     unlogged: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
@@ -144,13 +155,19 @@ class TrainLoop:
     since: float = field(default=0.0, init=False)
     waited: float = field(default=0.0, init=False)  # seconds for batches, of the unlogged steps
 
-    def run(self, start: int, batches: Iterable[Sequence[Batch[Any]]]) -> None:
-        """Run from step `start` to the end, or to early stopping; an interrupt saves first."""
-        self.global_step, saved, self.since = start, start, time.perf_counter()
+    def run(
+        self, start: int, batches: Iterable[Sequence[Batch[Any]]], saved: int | None = None
+    ) -> None:
+        """Run from step `start` to the end, or to early stopping; an interrupt saves first.
+
+        `saved` is the step of the newest checkpoint, if that is not `start`.
+        """
+        saved = start if saved is None else saved
+        self.global_step, self.since = start, time.perf_counter()
         try:
             for batch in self.timed(batches):
                 self.processes.raise_signals(self.received)
-                with defer_signals():
+                with defer_signals(self.received):
                     self.evaluation = None
                     output = self.step(self.global_step, batch)
                     self.unlogged.append((self.global_step + 1, output))
@@ -169,10 +186,16 @@ class TrainLoop:
                         saved, self.since = self.global_step, time.perf_counter()
                 if stopping:
                     return
-        except (KeyboardInterrupt, Terminated, LostProcessError):
-            if self.global_step > saved:
+        except (KeyboardInterrupt, Terminated, LostProcessError, RuntimeError) as error:
+            lost_worker = isinstance(error, RuntimeError)
+            if lost_worker and not is_lost_worker(error):
+                raise
+            # Saving may need the other processes, which do not know of a lost worker.
+            if self.global_step > saved and not (lost_worker and self.processes.several):
                 self.write(False)
                 self.save(self.global_step, self.evaluation if self.is_new_best() else None)
+            if lost_worker:
+                raise LostWorkerError(str(error)) from error
             raise
 
     def timed(self, batches: Iterable[Sequence[Batch[Any]]]) -> Iterator[Sequence[Batch[Any]]]:
@@ -215,7 +238,7 @@ class TrainLoop:
                     for earlier, finite in lines[:index]:
                         self.log.write(earlier, finite, timed)
                     kind = "NaN" if math.isnan(value) else "infinite"
-                    raise UserError(f"{name} is {kind} at step {number}. {self.remedy()}".rstrip())
+                    raise NonFiniteError(f"{name} is {kind}", number, self.remedy())
         newest = lines[-1][1]
         if evaluating and self.evaluate is not None:
             self.evaluation = self.evaluate()

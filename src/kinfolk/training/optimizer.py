@@ -10,8 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, WithBiases
-from kinfolk.nn.layers import FusedLinear
+from kinfolk.nn.language_model import (
+    FusedLinear,
+    LanguageModel,
+    LayerStack,
+    SharedLayers,
+    WithBiases,
+)
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import connection, is_sharded, local, shard_like
 from kinfolk.training.muon import Muon

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import derive_seed
+from kinfolk.training.distributed import Processes
 from kinfolk.training.optimizer import layer_index
 
 T = TypeVar("T")
@@ -22,8 +23,10 @@ class FGM:
     frozen table is not perturbed.
     """
 
-    def __init__(self, model: LanguageModel, epsilon: float = 1.0) -> None:
-        self.epsilon = epsilon
+    def __init__(
+        self, model: LanguageModel, epsilon: float = 1.0, processes: Processes = Processes()
+    ) -> None:
+        self.epsilon, self.processes = epsilon, processes
         self.tables = embedding_weights(model)
 
     def __call__(self, learn: Callable[[], T]) -> T:
@@ -35,7 +38,7 @@ class FGM:
         for table in self.tables:
             table.grad = None
         result = learn()
-        gradients = [table.grad for table in self.tables]
+        gradients = self._gradients()
         present = [gradient for gradient in gradients if gradient is not None]
         if present:
             kept = [table.detach().clone() for table in self.tables]
@@ -48,6 +51,18 @@ class FGM:
             if before is not None:
                 table.grad = before if table.grad is None else before + table.grad
         return result
+
+    def _gradients(self) -> list[Tensor | None]:
+        """Return the gradients of the tables, of the whole micro-batch of all processes."""
+        own = [table.grad for table in self.tables]
+        if self.processes.several:
+            for table, gradient in zip(self.tables, own, strict=True):
+                table.grad = None if gradient is None else gradient.clone()
+            self.processes.sum_gradients(self.tables)
+        summed = [table.grad for table in self.tables]
+        for table, gradient in zip(self.tables, own, strict=True):
+            table.grad = gradient
+        return summed
 
     @torch.no_grad()
     def _perturb(self, gradients: list[Tensor | None], norm: Tensor) -> None:

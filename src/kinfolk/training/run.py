@@ -3,13 +3,14 @@
 RUN/recipe.json       what is trained, on which data, with which settings
 RUN/log.jsonl         losses and metrics by step; beside it speed.jsonl and tensorboard/
 RUN/alarms.jsonl      what is wrong with the run, if anything is
+RUN/bad_batches/      batches whose loss or gradient was not finite
 RUN/checkpoints/      step-00000500/ ..., and the links last and best
 RUN/report.html       the curves, also of a run that was interrupted
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,10 +26,22 @@ from kinfolk.training import checkpoint, log
 from kinfolk.training.activation_checkpoint import checkpoint_activations
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes, local
-from kinfolk.training.loader import WithTexts, data_loader
+from kinfolk.training.loader import LostWorkerError, WithTexts, data_loader
 from kinfolk.training.log import Log, MetricsLog, NoLog
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
+from kinfolk.training.recovery import (
+    ALARM,
+    MAX_IN_A_ROW,
+    Dropped,
+    InitialState,
+    NonFiniteError,
+    all_finite,
+    are_dropped,
+    batch_number,
+    recorded_batches,
+    save_batch,
+)
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, Step, TrainStep
 from kinfolk.training.watch import Alarm, LossBaseline, Watch
@@ -68,6 +81,7 @@ class Workload(ABC):
     selects_by_loss: bool = True  # the best checkpoint is that of the lowest held-out loss
     # Its evaluation calls the model itself, not the loss alone: a sharded one is gathered for it.
     evaluates_model: bool = False
+    dropped: Collection[int] = ()  # numbers of batches that are left out
 
     @classmethod
     @abstractmethod
@@ -103,7 +117,16 @@ class Workload(ABC):
     def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
         """Yield the micro-batches of each step from `start` on."""
         batches = WithTexts(self.batches) if reads_texts(self.model) else self.batches
-        return data_loader(batches, self.train, start, pinned, self.processes)
+        return data_loader(batches, self.train, start, pinned, self.processes, dropped=self.dropped)
+
+    def batch_parts(self, number: int) -> list[Batch[Any]]:
+        """Return the micro-batches of a batch of the data, the shares of all processes."""
+        count = self.train.gradient_accumulation * self.processes.data_count
+        return [self.batches[number * count + part] for part in range(count)]
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """Return the text of tokens, None without a tokenizer."""
+        return None
 
     def loss_baselines(self) -> Sequence[LossBaseline]:
         """Return the losses that the run should fall below, from the highest to the lowest."""
@@ -144,7 +167,9 @@ class Run:
         self.train_step = work.make_step(folder, self.device, bfloat16=self.bfloat16)
         step = self.train_step
         self.shards = step.shards if isinstance(step, TrainStep) else None
-        self.global_step = 0
+        self.global_step = self.saved_step = 0
+        self.dropped: Dropped = {}
+        self.initial: InitialState | None = None  # until there is a checkpoint to roll back to
         self.best: tuple[float, ...] | None = None  # score of the best checkpoint
         self.evals_since_best = 0
         self.finished = False
@@ -153,6 +178,7 @@ class Run:
     def start(cls, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> Self:
         """Start a run; wrong settings are refused before the folder exists."""
         run = cls(work, folder, callbacks)
+        run.processes.wait()  # others may still be checking that there is no such folder
         if not run.processes.is_first:
             return run
         try:
@@ -179,6 +205,10 @@ class Run:
         run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
         if newest is not None:
             run.restore(newest, state)
+            if run.processes.is_first:
+                keep, best = run.work.train.keep_checkpoints, bool(state.get("is_best"))
+                checkpoint.finish_save(newest, keep=keep, best=best)
+        run.dropped |= recorded_batches(folder)
         return run
 
     def restore(self, folder: Path, state: Mapping[str, Any] | None = None) -> None:
@@ -192,6 +222,7 @@ class Run:
             raise checkpoint.wrong_state(folder, f"wrong {fault}")
         check_fingerprints(self.work.fingerprints, state["fingerprints"])
         self.global_step, self.finished = state["step"], state["finished"]
+        self.saved_step, self.dropped = self.global_step, state.get("dropped", {}) | self.dropped
         self.best = None if state["best"] is None else tuple(state["best"])
         self.evals_since_best = state["evals_since_best"]
         if self.work.memory is not None:
@@ -209,6 +240,7 @@ class Run:
             "evals_since_best": all_of([evals], int) and evals in range(step + 1),
             "fingerprints": all_of(state.get("fingerprints"), str),
             "finished": all_of([state.get("finished")], bool),
+            "dropped": are_dropped(state.get("dropped", {})),
             "memory": all_of(saved, dict)
             and len(saved) == len(memory)
             and all(map(self.fits_memory, saved, memory)),
@@ -242,17 +274,22 @@ class Run:
                 self._end(interrupted=True)
                 self._write_report(finished=False)
                 raise
-            except LostProcessError as error:
+            except (LostProcessError, LostWorkerError) as error:
                 self._end(interrupted=True)
                 self._write_report(finished=False)
-                raise LostProcessError(
-                    f"another process of this run ended after step {self.global_step}; resume "
-                    f"with: {self.resume_command()}"
+                lost, advice = "another process of this run", ""
+                if isinstance(error, LostWorkerError):
+                    lost = "a data loader process"
+                    advice = ", with a lower train.workers in recipe.json if memory is short"
+                raise type(error)(
+                    f"{lost} ended after step {self.global_step}; resume with: "
+                    f"{self.resume_command()}{advice}"
                 ) from error
             finally:
                 if self.shards is not None:
                     self.shards.close()
             self._write_report(finished=True)
+            self.processes.wait()  # for the report, which a caller may read
         self._end(interrupted=False)
         return self.folder
 
@@ -261,11 +298,24 @@ class Run:
             self.work.write_report(self.folder, finished=finished)
 
     def _train(self) -> None:
-        train, cuda = self.work.train, self.device.type == "cuda"
+        work = self.work
         if self.shards is None:
-            self.processes.broadcast_weights(self.work.model)
-        if self.work.shard is not None:
-            self.work.shard.broadcast_tied()
+            self.processes.broadcast_weights(work.model)
+        if work.shard is not None:
+            work.shard.broadcast_tied()
+        if work.train.on_nan == "rollback" and not self.global_step:
+            self.initial = InitialState.of(work.model, work.memory)
+        while True:
+            try:
+                return self._train_to_end()
+            except NonFiniteError as error:
+                with record_signals() as received:
+                    self._drop_batch(error)
+                self.received += received
+
+    def _train_to_end(self) -> None:
+        train, cuda = self.work.train, self.device.type == "cuda"
+        self.work.dropped = self.dropped
         self.work.model.train()
         with self._open_log() as self.log:
             loop = TrainLoop(
@@ -284,9 +334,56 @@ class Run:
                 received=self.received,
             )
             try:
-                loop.run(self.global_step, self.work.micro_batches(self.global_step, pinned=cuda))
+                batches = self.work.micro_batches(self.global_step, pinned=cuda)
+                loop.run(self.global_step, batches, self.saved_step)
             finally:
                 self.global_step = loop.global_step
+
+    def _drop_batch(self, error: NonFiniteError) -> None:
+        """Leave out the batch of a step that is not finite, or end the run; save the batch."""
+        work, train = self.work, self.work.train
+        number = batch_number(error.step - 1, self.dropped)
+        place = self.processes.from_first(lambda: self._save_batch(number, error))
+        if train.on_nan == "stop" or not place:
+            sentence = f". The batch {place}; with train.on_nan=skip the run leaves it out"
+            raise UserError(f"{error}{sentence if place else ''}") from error
+        newest, start = None, error.step - 1
+        if train.on_nan == "rollback":
+            newest = self.processes.from_first(lambda: checkpoint.latest_valid(self.folder))
+            start = 0 if newest is None else checkpoint.checkpoint_step(newest)
+            if newest is None and self.initial is None:
+                raise error
+        count = sum(step == start for step in self.dropped.values())
+        if count >= MAX_IN_A_ROW:
+            raise UserError(
+                f"{error.what} at step {error.step}, after {count} batches that were left out "
+                f"since step {start}: the cause is not in one batch. {self.remedy()}"
+            ) from error
+        action = "its update was dropped"
+        if train.on_nan == "rollback":
+            action = f"the run went back to step {start}"
+        message = (
+            f"{error.what} at step {error.step}: {action}, and batch {number:,} of the data is "
+            f"left out (train.on_nan={train.on_nan}); it {place}"
+        )
+        # Written before anything else: a run that is killed from now on leaves the batch out, too.
+        self.log.write_alarm(error.step, ALARM, message, batch=number, from_step=start)
+        self._on_message(f"alarm: {message}")
+        self.dropped[number] = start
+        if newest is not None:
+            self.restore(newest)
+        elif self.initial is not None and isinstance(self.train_step, TrainStep):
+            self.initial.restore(work.model, work.memory)
+            self.train_step.reset()
+            self.global_step, self.best, self.evals_since_best = 0, None, 0
+
+    def _save_batch(self, number: int, error: NonFiniteError) -> str:
+        """Save a batch; return where it is, nothing of a run without batches."""
+        if not isinstance(self.train_step, TrainStep):
+            return ""
+        facts = {"step": str(error.step), "fault": error.what}
+        parts = self.work.batch_parts(number)
+        return save_batch(self.folder, number, parts, facts, self.work.decode)
 
     def _watch(self) -> Watch | None:
         """Return the watch of the run, which continues after the steps in its log."""
@@ -300,10 +397,9 @@ class Run:
             on_alarm=self._on_alarm,
             on_message=self._on_message,
         )
-        if self.global_step:
-            raised = [entry["alarm"] for entry in log.alarms(self.folder)]
-            watch.restore(log.read(self.folder), raised)
-        else:
+        raised = {entry["alarm"] for entry in log.alarms(self.folder)}
+        watch.restore(log.read(self.folder), raised)
+        if not self.global_step and "duplicates" not in raised:
             watch.start(self.work.duplicates())
         return watch
 
@@ -405,14 +501,22 @@ class Run:
             "step": step,
             "optimizer": self.train_step.state_dict(),
             "best": None if self.best is None else list(self.best),
+            "is_best": is_best,
             "evals_since_best": self.evals_since_best,
             "fingerprints": [fingerprint for _, fingerprint in self.work.fingerprints],
             "finished": step == train.steps or self.should_stop(),
+            # Those before the batch of this step: others were found by a later step, before a kill.
+            "dropped": {
+                number: self.dropped[number]
+                for number in sorted(self.dropped)
+                if number < batch_number(step - 1, self.dropped)
+            },
         }
         if self.work.memory is not None:
             state["memory"] = self.processes.gather_memory(self.work.memory)
         if shard is not None:
             self.work.whole = shard.gather_weights()
+        self.saved_step, self.initial = step, None
 
         def write(folder: Path) -> None:
             self.work.save_model(folder)
@@ -432,9 +536,9 @@ class Run:
         """Return whether all weights are finite, in every process that has a share of them."""
         parameters = self.work.model.parameters()
         weights = [local(p.detach()) for p in parameters if p.requires_grad]
-        finite = not weights or bool(torch.stack([p.isfinite().all() for p in weights]).all())
+        finite = all_finite(weights)
         if self.shards is not None:
-            return all(self.processes.gather(finite))
+            return self.processes.all_true(finite)
         return self.processes.all_agree(finite)
 
     def remedy(self) -> str:
@@ -504,7 +608,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         attack=work.attack,
         # Reading loss and gradient norm waits for an accelerator; a step that saves waits
         # anyway. Values that are not finite in between are found when the log is written.
-        checks=lambda number: not cuda or train.saves(number + 1),
+        checks=lambda number: not cuda or train.on_nan == "skip" or train.saves(number + 1),
         processes=work.processes,
         shards=shards,
         shard=work.shard,

@@ -133,6 +133,7 @@ class TrainStep:
         tokens: Tensor | int = sum(input_tokens(batch.inputs) for batch in batches)
         if self.processes.several:
             counts, tokens = self.processes.sum_counts(counts, int(tokens))
+        memory = None if self.memory is None else [*self.memory]
         loss, sums = self._compute_gradients(number, batches, counts)
         if self.processes.several:
             if self.shards is None:  # which sums them in the backward pass
@@ -141,9 +142,13 @@ class TrainStep:
                 self.shard.sum_tied_gradients()
             loss, sums = self.processes.sum_losses(loss, sums, sorted(counts))
         norm = self._clip_gradients(self.clip or float("inf"))
-        updated = not self.checks(number) or bool((loss + norm).isfinite())
+        updated = True
+        if self.checks(number):
+            updated = self.processes.all_true(bool((loss + norm).isfinite()))
         if updated:
             self.optimizer.step()
+        elif self.memory is not None and memory is not None:
+            self.memory[:] = memory  # the states of such a batch are not finite either
         self.optimizer.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
         return StepOutput(loss, norm, parts, counts, lr, tokens, updated)
@@ -211,6 +216,10 @@ class TrainStep:
         if self.shard is not None:
             state = self.shard.own_moments(self.optimizer, state)
         return load_optimizer_state(self.optimizer, state)
+
+    def reset(self) -> None:
+        """Forget the moments of the optimizer."""
+        self.optimizer.state.clear()
 
     def forward(self, batch: Batch[Any]) -> Loss:
         """Return the loss of a micro-batch."""

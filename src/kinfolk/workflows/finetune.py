@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +36,7 @@ from kinfolk.tasks.instances import (
 from kinfolk.tasks.unlabelled import unlabelled_text
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.training.distributed import load_whole_weights
+from kinfolk.training.distributed import Processes, load_whole_weights
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
@@ -132,9 +133,10 @@ def finetune(
     )
     if start.fresh:
         backbone = build_fresh_model(recipe)
-    work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
+    processes = Processes.from_environment()
+    work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides, processes=processes)
     run = Run.start(work, out, callbacks)
-    with exclusive_run(out):
+    with exclusive_run(out) if processes.is_first else nullcontext():
         return run.fit()
 
 
@@ -161,9 +163,13 @@ class FineTuneWorkload(Workload):
         settings: Sequence[str] = (),  # given fields, which are not derived from the data
         *,
         fresh: bool = True,  # the weights are not those of a checkpoint
+        processes: Processes = Processes(),
     ) -> None:
         self.tokenizer, self.objective = tokenizer, recipe.formulations[0]
-        self.callbacks = callbacks
+        self.callbacks, self.processes = callbacks if processes.is_first else (), processes
+        check_shares(recipe.train, processes)
+        # Before a teacher is loaded, to the device of this process.
+        device = processes.connect(select_device(recipe.train.device))
         splits = [dataset.splits for dataset in recipe.datasets]
         self.dev_rows = [dev for _, dev in splits]
         self.has_eval_data = any(self.dev_rows)
@@ -202,12 +208,12 @@ class FineTuneWorkload(Workload):
                 f"train.cuda_graph=yes replays the compiled step, but train.compile="
                 f"{self.train.compile} does not compile in fine-tuning: add train.compile=yes"
             )
-        self.batches = training_batches(recipe, sets, tokenizer)
+        self.batches = training_batches(recipe, sets, tokenizer, processes.count)
         model = model_for_task(recipe, backbone)
         hub.bind_tokenizer(model, tokenizer)
         if fresh:
             self.report_messages(self.objective.prepare(model, tokenizer))
-        self.model = model.to(select_device(self.train.device))
+        self.model = model.to(device)
         if config.noisy_tune:
             added = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
             noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=added)
@@ -221,7 +227,7 @@ class FineTuneWorkload(Workload):
             epoch = epoch_steps(self.train, sizes) * recipe.steps_per_labelled_step
             self.unfreezing = GradualUnfreezing(self.model, epoch)
         if config.adversarial_epsilon:
-            self.attack = FGM(self.model, config.adversarial_epsilon)
+            self.attack = FGM(self.model, config.adversarial_epsilon, processes)
 
     @classmethod
     def reopen(
@@ -235,8 +241,12 @@ class FineTuneWorkload(Workload):
             backbone = hub.load(Path(recipe.init_from), tokenizer)[0].pretrained
         else:
             backbone = build_fresh_model(recipe)
-        fresh = newest is None
-        return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS, fresh=fresh)
+        fresh, processes = newest is None, Processes.from_environment()
+        return cls(
+            *(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS),
+            fresh=fresh,
+            processes=processes,
+        )
 
     def report_messages(self, messages: Sequence[str]) -> None:
         """Pass messages to the callbacks."""
@@ -300,6 +310,10 @@ class FineTuneWorkload(Workload):
         saved: Any = hub.load_model(folder)
         load_whole_weights(self.model, saved.state_dict())
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens too."""
+        return self.tokenizer.decode(ids, add_special_tokens=True)
+
     def write_report(self, folder: Path, *, finished: bool) -> None:
         """Write report.html and, of a finished run, scores.json: those of the best checkpoint."""
         if finished:
@@ -349,8 +363,22 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
     return model
 
 
+def check_shares(train: TrainConfig, processes: Processes) -> None:
+    """Refuse micro-batches that have fewer examples than there are processes."""
+    size = train.batch_size // train.gradient_accumulation
+    if size < processes.count:
+        raise UserError(
+            f"train.batch_size={train.batch_size} and train.gradient_accumulation="
+            f"{train.gradient_accumulation} make micro-batches of {size} examples, fewer than the "
+            f"{processes.count} processes: choose a larger batch size, or start fewer processes"
+        )
+
+
 def training_batches(
-    recipe: FineTuneRecipe, sets: Sequence[Sequence[Instance]], tokenizer: Tokenizer
+    recipe: FineTuneRecipe,
+    sets: Sequence[Sequence[Instance]],
+    tokenizer: Tokenizer,
+    shares: int = 1,  # of a micro-batch, one for each process
 ) -> TaskBatches | AlternatingBatches:
     """Return the batches of a run by number, from the instances of each file."""
     train, formulations = recipe.train, recipe.formulations
@@ -358,9 +386,13 @@ def training_batches(
     weights = mixing_weights([*map(len, sets)], recipe.finetune.mixing_temperature)
     views = tuple(each for each in formulations if isinstance(each, CrossView))
     if not views:
-        return TaskBatches(formulations[0], sets, batch=size, seed=train.seed, weights=weights)
+        return TaskBatches(
+            formulations[0], sets, batch=size, seed=train.seed, weights=weights, shares=shares
+        )
     labelled = [
-        TaskBatches(each, [instances], batch=size, seed=corpus_seed(train.seed, number))
+        TaskBatches(
+            each, [instances], batch=size, seed=corpus_seed(train.seed, number), shares=shares
+        )
         for number, (each, instances) in enumerate(zip(views, sets, strict=True))
     ]
     unlabelled = None
@@ -368,9 +400,13 @@ def training_batches(
         maker = UnlabelledBatches(views)
         rows = LazyInstances(maker.reader, recipe.unlabelled.rows, tokenizer)
         seed = corpus_seed(train.seed, len(views))
-        unlabelled = TaskBatches(maker, [rows], batch=size, seed=seed)
+        unlabelled = TaskBatches(maker, [rows], batch=size, seed=seed, shares=shares)
     return AlternatingBatches(
-        labelled, unlabelled, weights=weights, micro_batches=train.gradient_accumulation
+        labelled,
+        unlabelled,
+        weights=weights,
+        micro_batches=train.gradient_accumulation,
+        shares=shares,
     )
 
 

@@ -213,6 +213,10 @@ class PretrainWorkload(Workload):
         else:
             load_whole_weights(self.model, weights)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens too."""
+        return self.tokenizer.decode(ids, add_special_tokens=True)
+
     @cached_property
     def baselines(self) -> Baselines:
         """The baselines of the tokens that are predicted, which the report shows too."""

@@ -9,17 +9,19 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.files import new_file, replace_link
+from kinfolk.files import new_file, new_folder, replace_link
+from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
+from kinfolk.training.run import select_device
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
-from kinfolk.workflows.folders import RESUME, check_new_folder
+from kinfolk.workflows.folders import RESUME, check_new_folder, exclusive_run
 
 TrainSeedFn = Callable[[int, Path], Path]  # of a seed and a run folder
 
@@ -49,18 +51,27 @@ def run_seeds(seeds: int, out: Path, train: TrainSeedFn) -> Path:
     """Run seeds 0, 1, 2 ... and summarize their scores."""
     if seeds < 1:
         raise UserError(f"--seeds must be at least 1 (got {seeds})")
-    check_new_folder(out, RESUME)
     folders = [out / f"seed-{number}" for number in range(seeds)]
-    for folder in folders:  # all at once, so that a resume knows the number of seeds
-        folder.mkdir(parents=True)
-    try:
+    if not Processes.from_environment().is_first:  # the first makes and keeps the folder
         for number, folder in enumerate(folders):
             train(number, folder)
-    except BaseException:
-        if not any(folders[0].iterdir()):
-            shutil.rmtree(out)  # nothing was started
-        raise
-    return summarize_seeds(out)
+        return out
+    check_new_folder(out, RESUME)
+    try:
+        with new_folder(out) as partial:
+            for folder in folders:  # all at once, so that a resume knows the number of seeds
+                (partial / folder.name).mkdir()
+    except (BlockingIOError, FileExistsError) as error:
+        raise UserError(f"{out} exists by now: another run was started in it") from error
+    with exclusive_run(out):
+        try:
+            for number, folder in enumerate(folders):
+                train(number, folder)
+        except BaseException:
+            if not any(folders[0].iterdir()):
+                shutil.rmtree(out)  # nothing was started
+            raise
+        return summarize_seeds(out)
 
 
 def is_multi_seed(out: Path) -> bool:
@@ -76,15 +87,19 @@ def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback
             f"run {out} is complete: start a new run with more --epochs to train longer"
         )
     first = FineTuneRecipe.read(folders[0] / "recipe.json")
-    for seed, folder in enumerate(folders):
-        if (folder / "scores.json").is_file():
-            continue
-        if not (folder / "recipe.json").is_file():
-            shutil.copytree(folders[0] / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
-            replace(first, train=replace(first.train, seed=seed)).write(folder / "recipe.json")
-        with progress(folder) as callback:
-            pretrain.resume(folder, callbacks=[callback])
-    return summarize_seeds(out)
+    unfinished = [folder for folder in folders if not (folder / "scores.json").is_file()]
+    processes = Processes.from_environment()
+    processes.connect(select_device(first.train.device))
+    with exclusive_run(out) if processes.is_first else nullcontext():
+        for seed, folder in enumerate(folders if processes.is_first else ()):
+            if not (folder / "recipe.json").is_file():
+                shutil.copytree(folders[0] / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+                replace(first, train=replace(first.train, seed=seed)).write(folder / "recipe.json")
+        processes.wait()
+        for folder in unfinished:
+            with progress(folder) as callback:
+                pretrain.resume(folder, callbacks=[callback])
+        return summarize_seeds(out) if processes.is_first else out
 
 
 def summarize_seeds(out: Path) -> Path:

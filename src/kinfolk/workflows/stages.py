@@ -29,6 +29,7 @@ from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.unlabelled import UnlabelledText, unlabelled_text
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig, TrainConfig
+from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
@@ -117,6 +118,7 @@ def finetune_in_stages(
     overrides = keyword_settings(fields, {"train": TrainConfig, "finetune": FineTuneConfig})
     overrides += settings_list(settings)
     out = Path(out)
+    refuse_several()
     check_new_folder(out, RESUME)
     name = check_stages(str(model), stages, corpus, unlabelled)
     datasets = as_datasets(train, out, dev=dev, task=task, columns=columns)
@@ -143,6 +145,15 @@ def finetune_in_stages(
         if not any((out / stage).exists() for stage in stages):
             shutil.rmtree(out)  # nothing was started
         raise
+
+
+def refuse_several() -> None:
+    """Refuse the processes of torchrun: a stage prepares the text of the next one."""
+    if Processes.from_environment().several:
+        raise UserError(
+            "stages run in one process: start them without torchrun, or each by its own kinfolk "
+            "pretrain and kinfolk finetune with torchrun"
+        )
 
 
 def check_stages(
@@ -210,6 +221,7 @@ def resume_stages(out: Path, progress: Progress = quiet) -> Path:
 def run_stages(recipe: StagesRecipe, out: Path, progress: Progress) -> Path:
     """Run the stages that are not complete, each from the weights of the one before."""
     weights = recipe.model
+    refuse_several()
     with exclusive_run(out):
         for stage in recipe.stages:
             folder = out / stage

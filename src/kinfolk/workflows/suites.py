@@ -7,13 +7,14 @@ a suite is the mean over its datasets.
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.files import new_file
+from kinfolk.files import new_file, new_folder
 from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
 from kinfolk.tasks.formats.base import read_rows
 from kinfolk.tasks.formats.detect import detect_format
@@ -21,8 +22,9 @@ from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formats.match import match_format, without_labels
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
 from kinfolk.tasks.task import find_metric, task_class
+from kinfolk.training.distributed import Processes
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, OnMessage, mean_and_std
-from kinfolk.workflows.folders import check_new_folder
+from kinfolk.workflows.folders import check_new_folder, exclusive_run
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.seeds import is_multi_seed, read_scores, seed_folders
 
@@ -106,7 +108,45 @@ def run_suite(
     """Fine-tune on every dataset and score it; one that fails is skipped with the reason."""
     if limit is not None and limit < 2:
         raise UserError(f"--limit must be at least 2 (got {limit})")
+    if Processes.from_environment().several:
+        # One that fails in one process alone would leave the others waiting for it.
+        raise UserError(
+            "a suite runs in one process: start it without torchrun, or fine-tune on each of its "
+            "datasets with torchrun"
+        )
     check_new_folder(out)
+    try:
+        with new_folder(out) as partial:  # not empty, so that no other process takes it
+            for task in sets:
+                (partial / task.name).mkdir(parents=True)
+    except (BlockingIOError, FileExistsError) as error:
+        raise UserError(f"{out} exists by now: another run was started in it") from error
+    with exclusive_run(out):
+        try:
+            return train_suite(
+                *(sets, train_fn, out),
+                limit=limit,
+                device=device,
+                on_message=on_message,
+                skipped=skipped,
+            )
+        finally:
+            for name in (*(task.name for task in sets), "."):  # of datasets that were skipped
+                with suppress(OSError):
+                    (out / name).resolve().rmdir()
+
+
+def train_suite(
+    sets: Sequence[SuiteTask],
+    train_fn: TrainFn,
+    out: Path,
+    *,
+    limit: int | None,
+    device: str,
+    on_message: OnMessage,
+    skipped: Sequence[SuiteResult],
+) -> list[SuiteResult]:
+    """Fine-tune on every dataset into a folder that exists; write suite.json."""
     for result in skipped:
         on_message(f"{result.name} skipped: {result.skip_reason}")
     results = [*skipped]

@@ -21,7 +21,7 @@ from kinfolk.workflows.folders import RESUME, check_new_folder
 from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.load import load
 from kinfolk.workflows.parallel import ParallelData
-from kinfolk.workflows.pretrain import PretrainWorkload
+from kinfolk.workflows.pretrain import PretrainWorkload, process_grid
 from kinfolk.workflows.recipe import Recipe, recipe
 
 DEV_FILE = "dev.jsonl"  # in the run: the pairs that BLEU is measured on
@@ -73,7 +73,8 @@ def prepare_translation_run(
             settings=settings,
         )
         with warnings.catch_warnings(action="ignore"):  # repeated when the run starts
-            checked = Run(PretrainWorkload(chosen), out)  # refuses wrong settings
+            # Refuses wrong settings.
+            checked = Run(PretrainWorkload(chosen, processes=process_grid(chosen)), out)
         if checked.shards is not None:
             checked.shards.close()
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
