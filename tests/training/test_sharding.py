@@ -5,15 +5,19 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
 from kinfolk.files import checksum_fault
 from kinfolk.training import checkpoint
@@ -195,6 +199,54 @@ def test_the_moments_of_an_optimizer_survive_sharding(home: Home) -> None:
             assert all(torch.equal(value, other[number][name]) for name, value in moments.items())
     assert step.shards is not None
     step.shards.close()
+
+
+def without_labels(targets: Any) -> Any:
+    """Return targets of which none is predicted."""
+    if isinstance(targets, torch.Tensor) or not is_dataclass(targets):
+        return targets
+    changed = {
+        field.name: torch.full_like(value, IGNORE_INDEX)
+        if field.name == "labels" and isinstance(value, torch.Tensor)
+        else without_labels(value)
+        for field in fields(targets)
+        if (value := vars(targets)[field.name]) is not None
+    }
+    return replace(cast(Any, targets), **changed)
+
+
+@pytest.mark.parametrize("member", FAMILIES)
+def test_a_share_without_labels_has_the_gradients_of_any_other(home: Home, member: str) -> None:
+    # Processes exchange the gradients that each has: other ones would be waited for without end.
+    work = PretrainWorkload(recipe(home, member))
+    step = optimizer_step(work, torch.device("cpu"), bfloat16=False)
+    batch = work.batches[0] if work.memory is None else work.batches[0].with_memory(work.memory[0])
+    names = []
+    for targets in (batch.targets, without_labels(batch.targets)):
+        loss = step.forward(replace(batch, targets=targets))
+        torch.autograd.backward(loss.mean(batch.counts))
+        names.append([n for n, p in work.model.named_parameters() if p.grad is not None])
+        work.model.zero_grad()
+    assert names[0] == names[1]
+
+
+@slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it traces
+@pytest.mark.parametrize(("member", "kinds"), [("gpt2", 1), ("t5", 2), ("albert", 1)])
+def test_layers_are_compiled_once_for_all(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member: str, kinds: int
+) -> None:
+    settings = ("model.num_layers=12", "train.steps=3", "train.eval_every=9", "train.warmup=0")
+    chosen = recipe(home, member, *settings)
+    one = pretrain(chosen, tmp_path / "one")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    work = PretrainWorkload(sharded(chosen))
+    work.train = replace(work.train, compile="yes", checkpoint_activations="yes")
+    Run.start(work, tmp_path / "compiled").fit()
+    assert counters["stats"]["unique_graphs"] == 2 * kinds  # for training and for evaluation
+    assert_same_losses(tmp_path / "compiled", one)
 
 
 def test_an_exchange_that_fails_is_a_lost_process() -> None:

@@ -52,6 +52,8 @@ class Shards:
             )
         # A loss may be a view of a tensor; nothing is changed in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        if compiled:
+            warnings.filterwarnings("ignore", message="The .grad attribute")  # the tracer reads it
         self.learner, self.processes = learner, processes
         empty = {id(p): empty_parameter(p) for p in learner.parameters()}
         self.whole: Any = copy.deepcopy(learner, empty)  # with weights while they are gathered
