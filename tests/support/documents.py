@@ -76,7 +76,7 @@ NOT_RUN = {
     "python benchmarks/": "takes minutes; tests/test_benchmarks.py runs two in small",
     "python -m kinfolk.families": "writes into the source",
     "python -m tests.measures": "tests/test_house.py calls it",
-    "torchrun": "starts processes; tests/training/test_distributed.py does",
+    "torchrun": "starts processes; tests/training/test_distributed.py and test_grid.py do",
 }
 TYPED = {"chat": "The court\n/help\n/quit\n"}  # on standard input
 
