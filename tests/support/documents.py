@@ -77,7 +77,7 @@ NOT_RUN = {
     "python benchmarks/": "takes minutes; tests/test_benchmarks.py runs some in small",
     "python -m kinfolk.families": "writes into the source",
     "python -m tests.measures": "tests/test_house.py calls it",
-    "torchrun": "starts processes; test_distributed.py and test_sharding.py in tests/training do",
+    "torchrun": "starts processes; test_distributed, test_sharding and test_grid in tests/training do",
 }
 TYPED = {"chat": "The court\n/help\n/quit\n"}  # on standard input
 

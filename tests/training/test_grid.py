@@ -221,6 +221,9 @@ def compare_copies(rank: int, count: int, port: int, folder: Path, chosen: Recip
             assert torch.equal(whole[name], other[name]), name
             compared += 1
     assert compared > len(whole)  # with another process, too
+    divided = [p for p in work.model.parameters() if is_sharded(p) and p.ndim == 2]
+    assert bool(divided) == (work.processes.tensor > 1)
+    assert all(local(p.detach()).numel() * count == p.numel() for p in divided)
 
 
 @slow

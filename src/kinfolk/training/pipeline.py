@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
@@ -33,10 +32,9 @@ class MicroBatches:
     losses: list[Loss] = field(default_factory=list)  # of the last stage
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """The rows of each micro-batch and the length of the longest."""
-        shapes = [batch.inputs.input_ids.shape for batch in self.batches]
-        return shapes[0][0], max(length for _, length in shapes)
+    def shape(self) -> tuple[int, ...]:
+        """The rows and the length of each micro-batch, the same of all."""
+        return tuple(self.batches[0].inputs.input_ids.shape)
 
 
 class Stage(nn.Module):
@@ -52,18 +50,15 @@ class Stage(nn.Module):
         """Compute micro-batch number `part`, from the input ids or from the stage before."""
         now, processes, number = self.current, self.step.processes, int(part)
         batch = now.batches[number]
-        length = batch.inputs.input_ids.shape[1]
         if now.seeds:
             torch.manual_seed(now.seeds[number])
         if processes.stage:
-            batch = replace(batch, inputs=replace(batch.inputs, hidden=received[:, :length]))
+            batch = replace(batch, inputs=replace(batch.inputs, hidden=received))
         if processes.is_last_stage:
             loss = TrainStep.forward(self.step, batch)
             now.losses.append(loss)
             return loss.mean(now.counts)
-        hidden = self.step.hidden_states(batch)
-        # Micro-batches of packed rows differ in length; what is sent has one shape.
-        return F.pad(hidden.float(), (0, 0, 0, now.shape[1] - length))
+        return self.step.hidden_states(batch).float()  # what is sent has one type
 
 
 class PipelineStep(TrainStep):
@@ -74,14 +69,17 @@ class PipelineStep(TrainStep):
         assert self.shard is not None
         self.model = self.shard.model
         self.module = Stage(self)
-        self.schedules: dict[tuple[int, tuple[int, int], bool], PipelineScheduleSingle] = {}
+        self.schedules: dict[tuple[int, tuple[int, ...], bool], PipelineScheduleSingle] = {}
 
     def forward(self, batch: Batch[Any]) -> Loss:
         """Return the loss of a batch, in every stage."""
         now = MicroBatches([batch], batch.counts)
         self._run(now, training=False)
         with connection():
-            values: list[Any] = [[(loss.sums, loss.weights) for loss in now.losses]]
+            values: list[Any] = [
+                [({name: v.cpu() for name, v in loss.sums.items()}, loss.weights)]
+                for loss in now.losses or [Loss({})]
+            ]
             last = self.processes.pipeline - 1
             dist.broadcast_object_list(
                 values, group=self.processes.group("pipeline"), group_src=last
@@ -124,7 +122,7 @@ class PipelineStep(TrainStep):
             self.schedules[key].step(*received, target=target, return_outputs=False, part=parts)
 
     def _schedule(
-        self, count: int, shape: tuple[int, int], training: bool
+        self, count: int, shape: tuple[int, ...], training: bool
     ) -> PipelineScheduleSingle:
         """Return the schedule of so many micro-batches of one shape."""
         at, stages, width = self.processes.stage, self.processes.pipeline, self.model.feature_size
