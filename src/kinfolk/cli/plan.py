@@ -139,6 +139,8 @@ def run_check(plan: "TrainingPlan") -> "StepCheck":
 
 def show(plan: "TrainingPlan") -> None:
     """Print the figures, the memory of each strategy, and what they mean."""
+    from kinfolk.workflows.plan import format_bytes
+
     print_facts(
         [
             ("model", f"{plan.model}, {plan.objective}, {plan.optimizer}, {plan.precision}"),
@@ -160,8 +162,8 @@ def show(plan: "TrainingPlan") -> None:
             *([] if plan.cost is None else [("cost", f"{plan.cost:,.2f}")]),
             (
                 "disk",
-                f"{gigabytes(plan.disk.total)}: corpus {gigabytes(plan.disk.corpus)}, "
-                f"{plan.disk.checkpoints} checkpoints of {gigabytes(plan.disk.checkpoint)}",
+                f"{format_bytes(plan.disk.total)}: corpus {format_bytes(plan.disk.corpus)}, "
+                f"{plan.disk.checkpoints} checkpoints of {format_bytes(plan.disk.checkpoint)}",
             ),
             ("memory", memory_parts(plan)),
         ]
@@ -209,6 +211,8 @@ def measured_cell(value: int | None, in_bytes: bool) -> str:
 
 def memory_parts(plan: "TrainingPlan") -> str:
     """Return the memory of the chosen strategy and its parts in words."""
+    from kinfolk.workflows.plan import format_bytes
+
     memory, way = plan.memory, plan.memory.strategy.words
     lighter = ", recomputed" if memory.strategy.checkpoint_activations else ""
     parts = {
@@ -219,9 +223,9 @@ def memory_parts(plan: "TrainingPlan") -> str:
         "activations": memory.activations,
         "logits": memory.logits,
     }
-    named = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
+    named = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return (
-        f"{gigabytes(memory.total)} with {way}{lighter}, {memory.gradient_accumulation:,} "
+        f"{format_bytes(memory.total)} with {way}{lighter}, {memory.gradient_accumulation:,} "
         f"micro-batches of {memory.rows:,} rows: {named}"
     )
 
@@ -229,14 +233,6 @@ def memory_parts(plan: "TrainingPlan") -> str:
 def fit_mark(size: int, capacity: int) -> str:
     """Return a size in GB, marked where a device has less."""
     return f"{size / 1e9:,.1f}{'!' if size > capacity else ''}"
-
-
-def gigabytes(size: float) -> str:
-    """Return a size in the largest unit that leaves digits before the point."""
-    for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:,.1f} {unit}"
-    return f"{size / 1e3:,.1f} kB"
 
 
 def amount(number: float) -> str:

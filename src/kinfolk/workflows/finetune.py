@@ -48,6 +48,7 @@ from kinfolk.workflows.finetune_recipe import (
 from kinfolk.workflows.finetune_setup import check_unlabelled, fit_formulations, make_recipe
 from kinfolk.workflows.folders import check_new_folder, exclusive_run
 from kinfolk.workflows.predict import load_predictor
+from kinfolk.workflows.preflight import announce, check_finetuning
 from kinfolk.workflows.recipe import (
     Settings,
     check_resumed_recipe,
@@ -132,6 +133,7 @@ def finetune(
     if start.fresh:
         backbone = build_fresh_model(recipe)
     work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
+    announce(check_finetuning(work.model, work.train, out), callbacks)
     run = Run.start(work, out, callbacks)
     with exclusive_run(out):
         return run.fit()

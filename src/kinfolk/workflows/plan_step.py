@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kinfolk.batch import Batch, with_texts
-from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.chunks import BoolArray, InMemoryDocuments, IntArray, TokenizedDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.nn.language_model import (
     LanguageModel,
@@ -47,7 +47,9 @@ class PlannedStep:
         cuda: bool,
         bfloat16: bool,
         optimizer: Optimizer = "adamw",
+        documents: TokenizedDocuments | None = None,  # of the batches; None: random tokens
     ) -> None:
+        self.documents = documents
         self.config, self.objective, self.optimizer = config, objective, optimizer
         self.cuda, self.bfloat16 = cuda, bfloat16
         with torch.device("meta"):
@@ -129,10 +131,40 @@ class PlannedStep:
         return model
 
     def batch(self, rows: int) -> Batch[Any]:
-        """Return a batch of full rows of random tokens."""
+        """Return a batch of full rows: of random tokens, or of the first documents of a corpus."""
         dataset = ContiguousDataset if self.objective.recurrent else PackedDataset
-        documents = random_documents(self.objective, rows)
+        documents: TokenizedDocuments = random_documents(self.objective, rows)
+        if self.documents is not None:
+            tokens = 2 * rows * sum(self.objective.row_lengths)
+            documents = FirstDocuments.of(self.documents, tokens)
         return dataset(self.objective, documents, batch_size=rows)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstDocuments:
+    """The first documents of a corpus."""
+
+    documents: TokenizedDocuments
+    starts: IntArray  # of each of them, and the end of the last
+
+    @classmethod
+    def of(cls, documents: TokenizedDocuments, tokens: int) -> "FirstDocuments":
+        """Return as many documents as have so many tokens, two at least."""
+        starts = documents.starts
+        count = max(2, int(np.searchsorted(starts, tokens)))
+        return cls(documents, starts[: count + 1])
+
+    def ids(self, start: int, stop: int, /) -> IntArray:
+        """Return the tokens of a range of the stream."""
+        return self.documents.ids(start, stop)
+
+    def sentences(self, start: int, stop: int, /) -> IntArray:
+        """Return the lengths of the sentences in a range of the stream."""
+        return self.documents.sentences(start, stop)
+
+    def words(self, start: int, stop: int, /) -> BoolArray:
+        """Return which tokens of a range begin a word."""
+        return self.documents.words(start, stop)
 
 
 def random_documents(objective: Any, rows: int) -> InMemoryDocuments:
