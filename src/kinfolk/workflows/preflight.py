@@ -17,11 +17,12 @@ import torch
 from kinfolk.errors import UserError
 from kinfolk.families import family, index
 from kinfolk.machine import available_memory, free_disk
-from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.run import select_device, uses_bfloat16
 from kinfolk.training.trace import LayerTrace, StepTrace, layer_modules, moment_bytes, tensor_bytes
+from kinfolk.workflows.evaluate import count_parameters
 from kinfolk.workflows.plan import EXTRA_CHECKPOINTS, OPTIMAL_TOKENS, format_bytes
 from kinfolk.workflows.plan_memory import DeviceMemory, MemoryPlanner, Strategy, device_memory
 from kinfolk.workflows.plan_step import PlannedStep
@@ -121,12 +122,11 @@ def check_pretraining(
     cautions += caution
     tokens = train.steps * train.batch_size * recipe.objective.max_length
     corpus = sum(text.tokens for text in corpora)
-    per_parameter = tokens / max(step.parameters, 1)
     known = "about" if traced else "at least"
     lines = (
-        f"{tokens:,.0f} tokens for {step.parameters:,} parameters: {per_parameter:,.3g} each "
-        f"({OPTIMAL_TOKENS} are compute-optimal: Hoffmann et al. 2022), "
-        f"{tokens / max(corpus, 1):,.3g} epochs",
+        f"{recipe.name}: {step.parameters:,} parameters, {tokens:,} tokens in "
+        f"{tokens / max(corpus, 1):,.3g} epochs, {tokens / max(step.parameters, 1):,.3g} per "
+        f"parameter (compute-optimal: {OPTIMAL_TOKENS})",
         f"memory: {known} {format_bytes(memory.total)} of {format_bytes(room.memory)}; "
         f"disk: {disk}",
     )
@@ -145,7 +145,7 @@ def check_finetuning(
     if room is None:
         room = Room.here(device, out, Processes())
         room = replace(room, memory=room.memory + trace.weights)
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = count_parameters(model)
     memory = f"{format_bytes(trace.sure)} of {format_bytes(room.memory)}"
     if MARGIN * trace.sure > room.memory:
         adafactor = "" if train.optimizer == "adafactor" else " or train.optimizer=adafactor"
@@ -214,7 +214,8 @@ def too_large(
             f"{room.device} has {format_bytes(room.memory)}: use {lighter(memory, planner)}"
         )
     ways = [f"fsdp on {count} devices" for count in sharded_devices(memory, room)]
-    ways += [f"the smaller size {smaller}" for smaller in smaller_sizes(name, memory, room)]
+    own = planner.step.config
+    ways += [f"the smaller size {smaller}" for smaller in smaller_sizes(name, own, memory, room)]
     ways += ["a device with more memory"]
     return (
         f"{name}: weights, gradients and moments take {format_bytes(memory.sure)}, and "
@@ -238,18 +239,18 @@ def sharded_devices(memory: DeviceMemory, room: Room) -> Iterable[int]:
         yield count
 
 
-def smaller_sizes(name: str, memory: DeviceMemory, room: Room) -> Iterable[str]:
+def smaller_sizes(name: str, own: ModelConfig, memory: DeviceMemory, room: Room) -> Iterable[str]:
     """Yield the largest smaller size of the family whose weights, gradients and moments fit."""
-    family_name, _, size = name.partition("/")
-    if family_name not in index() or size not in family(family_name).sizes:
+    family_name, _, _ = name.partition("/")
+    if family_name not in index():
         return
-    sizes, per_byte = family(family_name).sizes, memory.sure / max(memory.weights, 1)
-    fitting = list[tuple[int, str]]()
-    for other, config in sizes.items():
-        if config.hidden_size < sizes[size].hidden_size:
+    per_byte, fitting = memory.sure / max(memory.weights, 1), list[tuple[int, str]]()
+    for size, config in family(family_name).sizes.items():
+        if config.hidden_size < own.hidden_size:
             with torch.device("meta"):
-                weights = tensor_bytes(config.build().parameters())
-            fitting += [(weights, other)] if weights * per_byte <= room.memory else []
+                same = config.with_fields(vocab_size=own.vocab_size, max_length=own.max_length)
+                weights = tensor_bytes(same.build().parameters())
+            fitting += [(weights, size)] if weights * per_byte <= room.memory else []
     if fitting:
         yield f"{family_name}/{max(fitting)[1]}"
 
