@@ -17,9 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from kinfolk.batch import Batch, ComputesLoss, TokenTargets
-from kinfolk.nn.embeddings import PAD_TO_MULTIPLE
 from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers
-from kinfolk.nn.losses import chunk_rows
 from kinfolk.training.config import Optimizer
 from kinfolk.training.flops import FlopCounter
 
@@ -195,12 +193,14 @@ def trace_step(
     cuda: bool,
     bfloat16: bool,
     optimizer: Optimizer,
+    logits: Callable[[int], int],
     backward: bool = True,
 ) -> StepTrace:
     """Run forward and backward on a micro-batch and return what they take.
 
     Model and batch are on the meta device. Networks whose shapes depend on the texts have to be on
     the CPU; what they save is counted in float32. Without `backward`, only what is saved is known.
+    `logits` returns the bytes that a loss holds at a time for so many predictions.
     """
     model.train()
     saved = SavedTensors(model, model.feature_size)
@@ -229,7 +229,7 @@ def trace_step(
         ),
         outside=outside,
         casts=tensor_bytes(casts),
-        logits=logits_bytes(predictions, model.config.vocab_size, cuda, bfloat16),
+        logits=logits(predictions),
         layer_weights=tuple(tensor_bytes(layer.parameters()) for layer in layers),
         layer_matrices=tensor_bytes(p for m in layers for p in m.parameters() if p.ndim > 1),
     )
@@ -296,16 +296,6 @@ def moment_bytes(optimizer: Optimizer, parameter: Tensor) -> int:
         return parameter.numel() * size + 4
     rows, columns = parameter.shape[-2:]  # Shazeer and Stern 2018: means of rows and of columns
     return parameter.numel() // (rows * columns) * (rows + columns) * size + 4
-
-
-def logits_bytes(predictions: int, vocab_size: int, cuda: bool, bfloat16: bool) -> int:
-    """Return the size of the logits that a loss over the vocabulary holds at a time.
-
-    In bfloat16 they are a product in bfloat16 and its copy in float32.
-    """
-    padded = -(-vocab_size // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE
-    rows = chunk_rows(predictions, padded, cuda) if predictions else 0
-    return rows * padded * (6 if bfloat16 else 4)
 
 
 def token_targets(value: Any) -> Iterator[TokenTargets]:

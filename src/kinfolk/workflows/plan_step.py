@@ -14,18 +14,20 @@ import torch
 from kinfolk.batch import Batch, with_texts
 from kinfolk.data.chunks import BoolArray, InMemoryDocuments, IntArray, TokenizedDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
+from kinfolk.nn.embeddings import PAD_TO_MULTIPLE
 from kinfolk.nn.language_model import (
     LanguageModel,
     ModelConfig,
     has_static_shapes,
     reads_texts,
 )
+from kinfolk.nn.losses import chunk_rows
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.rng import Stream, generator
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import Optimizer
 from kinfolk.training.step import input_tokens
-from kinfolk.training.trace import LayerTrace, StepTrace, logits_bytes, trace_step
+from kinfolk.training.trace import LayerTrace, StepTrace, trace_step
 
 SENTENCE = 16  # tokens
 BASE_ROWS = 2  # of the smaller micro-batch that larger ones are estimated from
@@ -82,8 +84,8 @@ class PlannedStep:
         """
         high = self.trace(2 * BASE_ROWS)
         found = extrapolate(self._saved_by_few, high, rows / BASE_ROWS)
-        limit = logits_bytes(LIMIT_TOKENS, self.config.vocab_size, self.cuda, self.bfloat16)
-        return dataclasses.replace(found, logits=max(0, min(found.logits, limit)))
+        limit = self.logits_bytes(LIMIT_TOKENS)
+        return dataclasses.replace(found, logits=min(found.logits, limit))
 
     @cached_property
     def _saved_by_few(self) -> StepTrace:
@@ -110,6 +112,7 @@ class PlannedStep:
                 cuda=self.cuda,
                 bfloat16=self.bfloat16,
                 optimizer=self.optimizer,
+                logits=self.logits_bytes,
                 backward=backward,
             )
 
@@ -129,6 +132,15 @@ class PlannedStep:
                 table[:, place] = torch.arange(len(table)) // 200**place % 200 + 1
             model.set_character_table(table)
         return model
+
+    def logits_bytes(self, predictions: int) -> int:
+        """Return the size of the logits that a loss over the vocabulary holds at a time.
+
+        In bfloat16 they are a product in bfloat16 and its copy in float32.
+        """
+        padded = -(-self.config.vocab_size // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE
+        rows = chunk_rows(predictions, padded, self.cuda) if predictions else 0
+        return rows * padded * (6 if self.bfloat16 else 4)
 
     def batch(self, rows: int) -> Batch[Any]:
         """Return a batch of full rows: of random tokens, or of the first documents of a corpus."""
