@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "training.py"
 PREPARING = FILE.with_name("preparing.py")
+PLAN_CHECK = FILE.with_name("plan_check.py")
 SMALL = "--json --device cpu --size nano --vocab 200 --batch 2 --length 32 --seconds 0 --pool 2"
 
 
@@ -208,3 +209,19 @@ def test_cvt_is_compared_with_itself_without_unlabelled_text(
         module.main()
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert found["arm"] == arm and found["seed"] == 1 and 0 <= found["f1"] <= 1
+
+
+def test_estimates_of_a_plan_are_printed_beside_real_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check = runpy.run_path(str(PLAN_CHECK))
+    check["main"](["--device", "cpu", "--only", "bert/nano", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    (work,) = found["works"]
+    assert (work["model"], found["left_out"]) == ("bert/nano", [])
+    assert work["flops_ratio"] == 1
+    assert found["ratios"] == [work["ratio"]] * 2
+    assert 0.85 < work["ratio"] < 1.15
+    assert check["peak_speed"]("NVIDIA H200") == 989e12
+    assert check["peak_speed"]("NVIDIA A100-SXM4-80GB") == 312e12
+    assert check["peak_speed"]("Unknown") is None

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from kinfolk.cli import load_app
+from support.plans import PAGE, cost_row, plan_commands
 from support.runs import Home
 
 ROOT = Path(__file__).parents[1]
@@ -272,3 +273,18 @@ def test_an_array_of_shards_is_joined_to_the_corpus_of_one_process(
     submitted = (tmp_path / "sbatch").read_text("utf-8").splitlines()
     assert submitted[0].startswith("--parsable --array=1-2 ")
     assert submitted[1].startswith("--dependency=afterok:42 ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [pytest.param(x, marks=[pytest.mark.slow] * ("gpt2/base" not in x)) for x in plan_commands()],
+)
+def test_the_cost_table_is_what_its_commands_print(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cost_row(line, monkeypatch, capsys) in PAGE.read_text("utf-8").splitlines()
+
+
+def test_the_cost_table_has_a_row_for_each_command() -> None:
+    rows = [line for line in PAGE.read_text("utf-8").splitlines() if " x h100 |" in line]
+    assert [row.split("|")[1].strip() for row in rows] == [c.split()[1] for c in plan_commands()]
