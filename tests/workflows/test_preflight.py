@@ -51,7 +51,7 @@ def test_the_lines_have_parameters_tokens_epochs_memory_and_disk(
     first, second = found.lines
     assert first.startswith("gpt2/nano: 129,024 parameters, 3,072 tokens in 0.755 epochs, 0.0238")
     assert second.startswith("memory: about ")
-    assert second.endswith(" MB of 4.0 GB; disk: 3 checkpoints of 1.6 MB of 2.0 GB")
+    assert second.endswith(" MB of 4 GB; disk: 3 checkpoints of 1.57 MB of 2 GB")
     assert not found.warnings
 
 
@@ -63,7 +63,7 @@ def test_weights_gradients_and_moments_that_exceed_memory_are_refused(
     with pytest.raises(UserError) as refused:
         check_pretraining(run(home), tmp_path / "run", room=room(0.9 * sure))
     sentence = str(refused.value)
-    assert sentence.startswith("gpt2/nano: weights, gradients and moments take 2.1 MB, and this ")
+    assert sentence.startswith("gpt2/nano: weights, gradients and moments take 2.09 MB, and this ")
     assert "use fsdp on 2 devices or a device with more memory" in sentence
     with pytest.raises(UserError, match=r"the smaller size gpt2/nano"):
         check_pretraining(run(home, size="gpt2/tiny"), tmp_path / "run", room=room(2.5e6))
@@ -115,7 +115,7 @@ def test_checkpoints_that_the_disk_cannot_hold_are_refused(home: Home, tmp_path:
     with pytest.raises(UserError) as refused:
         check_pretraining(run(home), tmp_path / "run", room=room(disk=2.5 * size))
     sentence = str(refused.value)
-    assert sentence.startswith("the run writes 3 checkpoints of 1.6 MB, and the disk of ")
+    assert sentence.startswith("the run writes 3 checkpoints of 1.57 MB, and the disk of ")
     assert "lower train.keep_checkpoints" in sentence
     few = run(home, "train.keep_checkpoints=1")
     warned = check_pretraining(few, tmp_path / "run", room=room(disk=2.5 * size))
@@ -157,7 +157,7 @@ def test_finetuning_that_cannot_fit_is_refused(home: Home, tmp_path: Path) -> No
     chosen = run(home)
     model = chosen.model.build()
     line = check_finetuning(model, chosen.train, tmp_path, room=room(4e9)).lines[0]
-    assert line.startswith("129,024 parameters; memory: 2.1 MB of 4.0 GB, and activations; disk: ")
+    assert line.startswith("129,024 parameters; memory: 2.09 MB of 4 GB, and activations; disk: ")
     with pytest.raises(UserError, match=r"use a smaller model or train.optimizer=adafactor"):
         check_finetuning(model, chosen.train, tmp_path, room=room(1e6))
     for parameter in [*model.parameters()][1:]:

@@ -101,7 +101,7 @@ def plan(
         found: dict[str, Any] = planned.to_json()
         print_json(found if checked is None else found | {"check": asdict(checked)})
         return
-    show(planned)
+    show_plan(planned)
     if checked is not None:
         show_check(checked)
 
@@ -137,21 +137,21 @@ def run_check(plan: "TrainingPlan") -> "StepCheck":
     return check_plan(step, plan.memory.rows)
 
 
-def show(plan: "TrainingPlan") -> None:
+def show_plan(plan: "TrainingPlan") -> None:
     """Print the figures, the memory of each strategy, and what they mean."""
-    from kinfolk.workflows.plan import format_bytes
+    from kinfolk.data.prepare import format_bytes
 
     print_facts(
         [
             ("model", f"{plan.model}, {plan.objective}, {plan.optimizer}, {plan.precision}"),
             (
                 "parameters",
-                f"{amount(plan.parameters)}, without embeddings "
-                f"{amount(plan.non_embedding_parameters)}",
+                f"{short_count(plan.parameters)}, without embeddings "
+                f"{short_count(plan.non_embedding_parameters)}",
             ),
             (
                 "tokens",
-                f"{amount(plan.tokens)}, {plan.tokens_per_parameter:,.3g} per parameter, "
+                f"{short_count(plan.tokens)}, {plan.tokens_per_parameter:,.3g} per parameter, "
                 f"{plan.epochs:,.3g} epochs",
             ),
             ("steps", f"{plan.steps:,} of {plan.batch_size:,} rows of {plan.length:,} tokens"),
@@ -211,7 +211,7 @@ def measured_cell(value: int | None, in_bytes: bool) -> str:
 
 def memory_parts(plan: "TrainingPlan") -> str:
     """Return the memory of the chosen strategy and its parts in words."""
-    from kinfolk.workflows.plan import format_bytes
+    from kinfolk.data.prepare import format_bytes
 
     memory, way = plan.memory, plan.memory.strategy.words
     lighter = ", recomputed" if memory.strategy.checkpoint_activations else ""
@@ -235,7 +235,7 @@ def fit_mark(size: int, capacity: int) -> str:
     return f"{size / 1e9:,.1f}{'!' if size > capacity else ''}"
 
 
-def amount(number: float) -> str:
+def short_count(number: float) -> str:
     """Return a number with a suffix: 124.4M."""
     for suffix, scale in reversed(SUFFIXES.items()):
         if number >= scale:

@@ -352,14 +352,6 @@ def smaller_size(model: str, planner: MemoryPlanner, strategy: Strategy) -> str 
     return None
 
 
-def format_bytes(size: float) -> str:
-    """Return a size in the largest unit that leaves digits before the point."""
-    for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:,.1f} {unit}"
-    return f"{size / 1e3:,.1f} kB"
-
-
 def sentences_about(plan: TrainingPlan) -> Iterator[str]:
     """Yield what the figures mean: tokens for each parameter, and what would fit."""
     ratio = plan.tokens_per_parameter

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kinfolk.data.prepare import format_bytes
 from kinfolk.errors import UserError
 from kinfolk.families import family, index
 from kinfolk.machine import available_memory, free_disk
@@ -23,7 +24,7 @@ from kinfolk.training.distributed import Processes
 from kinfolk.training.run import select_device, uses_bfloat16
 from kinfolk.training.trace import LayerTrace, StepTrace, layer_modules, moment_bytes, tensor_bytes
 from kinfolk.workflows.evaluate import count_parameters
-from kinfolk.workflows.plan import EXTRA_CHECKPOINTS, OPTIMAL_TOKENS, format_bytes
+from kinfolk.workflows.plan import EXTRA_CHECKPOINTS, OPTIMAL_TOKENS
 from kinfolk.workflows.plan_memory import DeviceMemory, MemoryPlanner, Strategy, device_memory
 from kinfolk.workflows.plan_step import PlannedStep
 from kinfolk.workflows.recipe import Recipe
