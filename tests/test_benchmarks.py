@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "training.py"
 PREPARING = FILE.with_name("preparing.py")
+PLAN_CHECK = FILE.with_name("plan_check.py")
 SMALL = "--json --device cpu --size nano --vocab 200 --batch 2 --length 32 --seconds 0 --pool 2"
 
 
@@ -225,3 +226,19 @@ def test_checkpointed_and_sharded_steps_have_the_losses_of_plain_ones(
         assert figures["losses"] == pytest.approx(found[0]["losses"], rel=1e-6)
         assert len(figures["losses"]) == 5
         assert figures["tokens_per_second"] > 0
+
+
+def test_estimates_of_a_plan_are_printed_beside_real_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check = runpy.run_path(str(PLAN_CHECK))
+    check["main"](["--device", "cpu", "--only", "bert/nano", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    (work,) = found["works"]
+    assert (work["model"], found["left_out"]) == ("bert/nano", [])
+    assert work["flops_ratio"] == 1
+    assert found["ratios"] == [work["ratio"]] * 2
+    assert 0.85 < work["ratio"] < 1.15
+    assert check["peak_speed"]("NVIDIA H200") == 989e12
+    assert check["peak_speed"]("NVIDIA A100-SXM4-80GB") == 312e12
+    assert check["peak_speed"]("Unknown") is None

@@ -19,6 +19,7 @@ Models
     logits            scores of one sequence of token ids
 Training
     recipe            model, objective, corpora and settings of a pretraining run
+    plan              FLOPs, hours, memory and disk of a run, before it starts
     lr_find           try rising learning rates, and suggest one
     pretrain          train a model by a recipe
     finetune          train a model on labelled rows
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.generate import fill, generate, stream
     from kinfolk.workflows.load import load, logits, save
     from kinfolk.workflows.lr_find import lr_find
+    from kinfolk.workflows.plan import plan
     from kinfolk.workflows.predict import load_predictor, predict
     from kinfolk.workflows.pretrain import pretrain, resume
     from kinfolk.workflows.recipe import Recipe, recipe
@@ -92,6 +94,7 @@ __all__ = [
     "logits",
     "lr_find",
     "merge_shards",
+    "plan",
     "predict",
     "prepare",
     "pretrain",
@@ -125,6 +128,7 @@ _MODULES = {
     "workflows.generate": ["fill", "generate", "stream"],
     "workflows.load": ["load", "logits", "save"],
     "workflows.lr_find": ["lr_find"],
+    "workflows.plan": ["plan"],
     "workflows.predict": ["load_predictor", "predict"],
     "workflows.pretrain": ["pretrain", "resume"],
     "workflows.recipe": ["Recipe", "recipe"],

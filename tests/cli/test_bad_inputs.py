@@ -70,6 +70,63 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "holdout 2: it must be a fraction"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "workers 0: it must be at least 1"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--document must be block or file"),
+    # Plans.
+    (
+        "plan gtp2/base --tokens 1e9",
+        "gtp2/base is neither a folder nor a family: did you mean gpt2",
+    ),
+    ("plan gpt2/huge --tokens 1e9", "gpt2 has no size 'huge'"),
+    ("plan gpt2/nano --tokens 1e9 --gpu h300", "unknown --gpu 'h300': did you mean h"),
+    ("plan gpt2/nano --tokens 0", "--tokens must be from 1 to 1e+18 (got 0)"),
+    ("plan gpt2/nano --tokens 1e30", "--tokens must be from 1 to 1e+18 (got 1e+30)"),
+    ("plan gpt2/nano --tokens nan", "--tokens must be from 1 to 1e+18 (got nan)"),
+    ("plan gpt2/nano --tokens many", "--tokens 'many' is not a number: write 3e9 or 3B"),
+    ("plan gpt2/nano --tokens 1e9 --corpus-tokens 0", "--corpus-tokens must be from 1 to 1e+18"),
+    ("plan gpt2/nano --tokens 1e9 --devices 0", "--devices must be from 1 to 1,048,576 (got 0)"),
+    ("plan gpt2/nano --tokens 1e9 --tensor 0", "--tensor must be from 1 to 1,048,576 (got 0)"),
+    (
+        "plan gpt2/nano --tokens 1e9 --devices 4 --tensor 4",
+        "--tensor 4 does not divide the 2 attention heads of gpt2: use a divisor of 2",
+    ),
+    (
+        "plan gpt2/nano --tokens 1e9 --devices 4 --pipeline 4",
+        "--pipeline must be from 1 to the 2 layers of the network (got 4)",
+    ),
+    (
+        "plan gpt2/nano --tokens 1e9 --devices 2 --tensor 2 --pipeline 2",
+        "--tensor 2 and --pipeline 2 need 4 devices, and there are 2: raise --devices",
+    ),
+    (
+        "plan gpt2/nano --tokens 1e9 --devices 3 --tensor 2",
+        "--devices 3 is no multiple of --tensor 2 times --pipeline 1",
+    ),
+    (
+        "plan gpt2/nano --tokens 1e9 --devices 5",
+        "--batch 32 cannot be shared equally by 5 replicas of the model: use a multiple of 5",
+    ),
+    (
+        "plan gpt2/nano --tokens 1e9 --grad-accum 5",
+        "--grad-accum 5 does not divide the 32 rows of a replica",
+    ),
+    ("plan gpt2/nano --tokens 1e9 --mfu 1.5", "--mfu must be a share of the peak"),
+    ("plan gpt2/nano --tokens 1e9 --memory 0", "--memory must be more than 0 GB (got 0)"),
+    ("plan gpt2/nano --tokens 1e9 --precision int8", "--precision must be one of auto, bfloat16"),
+    ("plan gpt2/nano --tokens 1e9 --parallel dp", "--parallel must be one of ddp, fsdp"),
+    ("plan gpt2/nano --tokens 1e9 --optimizer sgd", "--optimizer must be one of adamw, adafactor"),
+    ("plan gpt2/nano --tokens 1e9 --length 4", "--length must be at least 8 (got 4)"),
+    ("plan gpt2/nano --tokens 1e9 --vocab-size 8", "--vocab-size must be at least 108 (got 8)"),
+    ("plan gpt2/nano --tokens 1e9 --price-per-hour -1", "--price-per-hour must be at least 0"),
+    ("plan gpt2/nano --tokens 1e9 --objective mlm", "has no objective 'mlm' (supported: clm"),
+    ("plan ngram/tiny --tokens 1e9", "ngram is counted, without gradients"),
+    ("plan bilstm/tiny --tokens 1e9", "bilstm is a baseline without a pretraining objective"),
+    (
+        "plan gpt2/nano --tokens 1e9 --gpu v100-32 --precision bfloat16",
+        "NVIDIA V100 32GB (SXM2) has no matrix units for bfloat16",
+    ),
+    (
+        "plan gpt2/nano --tokens 1e9 --devices 2 --tensor 2 --check",
+        "--check runs on one device: leave out --tensor and --pipeline",
+    ),
     # Runs.
     (
         "pretrain gtp2 --corpus {corpus} -o {new}",

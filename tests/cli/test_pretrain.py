@@ -147,8 +147,15 @@ def test_a_run_begins_with_its_size_and_ends_with_the_next_command(
         *("pretrain", "gpt2/nano", "--corpus", home.corpus, "-o", out, "--steps", 4, *FEW),
         *("--lr", "1e-3", "--eval-every", 4, "--warmup", 2),
     )
-    header = said.err.splitlines()[:3]
+    estimate, header = said.err.splitlines()[:2], said.err.splitlines()[2:5]
     weights = sum(p.numel() for p in Recipe.read(out / "recipe.json").model.build().parameters())
+    assert estimate[0].startswith(
+        "gpt2/nano: 129,024 parameters, 512 tokens in 0.126 epochs, 0.00397"
+    )
+    assert re.fullmatch(
+        r"memory: about [\d.]+ MB of [\d.,]+ GB; disk: 1 checkpoints of 1.57 MB of [\d.,]+ [GT]B",
+        estimate[1],
+    )
     assert header[0] == f"gpt2/nano: {weights / 1e6:.1f}M parameters, objective clm, cpu fp32"
     assert header[1].startswith("corpus: 4,071 tokens, 59 documents; 4 steps of 4 sequences of 32")
     assert header[1].endswith(f"about {4 * 4 * 32 / 4071:.1f} epochs")
@@ -254,7 +261,8 @@ def test_an_interrupt_ends_with_130_and_resume_arrives(
         text=True,
     )
     assert process.stderr is not None
-    said = process.stderr.readline()  # of the header: the first step is done
+    while not (said := process.stderr.readline()).startswith("corpus: "):
+        assert said  # until the header: the first step is done
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130, said + err

@@ -45,6 +45,7 @@ REDUCTIONS = (
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --seeds 1"),
     (r"^(kinfolk lr-find .*)$", r"\1 --steps 10 --length 16 train.batch_size=4"),
     (r"^(kinfolk verify-resume .*)$", r"\1 --steps 4"),
+    (r"^(kinfolk plan .*)$", r"\1 --length 32"),
     (r"--minutes \d+", "--tokens 4000"),
     (r"\bminutes=\d+", "tokens=4000, length=16, batch_size=4, samples=2, jobs=0"),
     (r"/tiny\b", "/nano"),

@@ -14,8 +14,8 @@ from kinfolk.version import __version__
 
 # Commands in the order of work, as `kinfolk --help` lists them.
 ORDER = (
-    *("quickstart", "tokenizer", "audit", "prepare", "merge", "lr-find", "pretrain", "finetune"),
-    *("verify-resume", "evaluate", "compare", "claims"),
+    *("quickstart", "tokenizer", "audit", "prepare", "merge", "plan", "lr-find", "pretrain"),
+    *("finetune", "verify-resume", "evaluate", "compare", "claims"),
     *("generate", "fill", "chat", "translate", "summarize", "predict"),
     *("members", "import", "export", "push"),
 )

@@ -172,8 +172,9 @@ def _masked_sdpa(
     query: AttentionMask, key: AttentionMask, bias: Tensor | None, window: int | None
 ) -> MaskedSdpa:
     mask = query.dense(key, window)[:, None]
-    if bias is None and mask.device.type == "cpu":  # converted once instead of in every layer
-        return MaskedSdpa(torch.zeros(mask.shape).masked_fill_(~mask, float("-inf")))
+    if bias is None and mask.device.type != "cuda":  # converted once instead of in every layer
+        zeros = torch.zeros(mask.shape, device=mask.device)
+        return MaskedSdpa(zeros.masked_fill_(~mask, float("-inf")))
     if bias is None:
         return MaskedSdpa(mask)
     scores = expand_relative_bias(bias, mask.shape[2], mask.shape[3])

@@ -191,8 +191,8 @@ class AdaptiveLogits:
         hidden, weight, bias = self._inside(cluster)
         targets = torch.where((labels >= low) & (labels < high), labels - low, IGNORE_INDEX)
         # Few tokens are rare, so only theirs are computed. Compiled code computes all, because its
-        # shapes must not depend on the tokens.
-        if not torch.compiler.is_compiling():
+        # shapes must not depend on the tokens, and on the meta device there are none.
+        if not (torch.compiler.is_compiling() or targets.is_meta):
             at = torch.nonzero(targets != IGNORE_INDEX)[:, 0]
             hidden, targets = hidden[at], targets[at]
         return linear_cross_entropy(hidden, weight, bias, targets, len(bias))

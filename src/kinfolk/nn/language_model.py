@@ -411,6 +411,15 @@ def stacked_layers(module: nn.Module) -> list[nn.Module]:
     return found
 
 
+def executed_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of all stacks; of those that share their weights, the modules they run."""
+    return [
+        part
+        for layer in stacked_layers(module)
+        for part in (layer.sublayers() if isinstance(layer, SharedLayers) else [layer])
+    ]
+
+
 def attention_windows(module: nn.Module) -> tuple[int, ...]:
     """Return the attention windows of the networks in a module, each once."""
     networks = [part for part in module.modules() if isinstance(part, LanguageModel)]

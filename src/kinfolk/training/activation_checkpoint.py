@@ -14,14 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kinfolk.errors import UserError
-from kinfolk.nn.language_model import SharedLayers, has_static_shapes, stacked_layers
+from kinfolk.nn.language_model import executed_layers, has_static_shapes
 
 
 def checkpoint_activations(model: nn.Module) -> None:
     """Let every layer of the stacks in a model run again in the backward pass."""
-    layers: list[nn.Module] = []
-    for layer in stacked_layers(model):
-        layers += layer.sublayers() if isinstance(layer, SharedLayers) else [layer]
+    layers = executed_layers(model)
     if not layers or not has_static_shapes(model):
         raise UserError(
             "train.checkpoint_activations=yes: the layers of recurrent networks are not run again, "

@@ -50,6 +50,7 @@ from kinfolk.workflows.finetune_recipe import (
 from kinfolk.workflows.finetune_setup import check_unlabelled, fit_formulations, make_recipe
 from kinfolk.workflows.folders import check_new_folder, exclusive_run
 from kinfolk.workflows.predict import load_predictor
+from kinfolk.workflows.preflight import announce, check_finetuning
 from kinfolk.workflows.recipe import (
     Settings,
     check_resumed_recipe,
@@ -135,6 +136,9 @@ def finetune(
         backbone = build_fresh_model(recipe)
     processes = Processes.from_environment()
     work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides, processes=processes)
+    estimate = check_finetuning(work.model, work.train, out)
+    if processes.is_first:
+        announce(estimate, callbacks)
     run = Run.start(work, out, callbacks)
     with exclusive_run(out) if processes.is_first else nullcontext():
         return run.fit()

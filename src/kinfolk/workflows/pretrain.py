@@ -56,6 +56,7 @@ def pretrain(
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
     processes = process_grid(recipe)
+    before_training(recipe, out, callbacks, processes)
     work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
     run = Run.start(work, out, callbacks)
     with exclusive_run(out) if processes.is_first else nullcontext():
@@ -81,6 +82,20 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
         kind = FineTuneWorkload
     with exclusive_run(out) if Processes.from_environment().is_first else nullcontext():
         return Run.resume(kind, recipe, out, callbacks).fit()
+
+
+def before_training(
+    recipe: Recipe, out: Path, callbacks: Sequence[Callback], processes: Processes
+) -> None:
+    """Refuse a run that cannot fit; process 0 reports what it is about to take."""
+    if recipe.model.counting_steps is not None:  # counts are on disk, and their size is not known
+        return
+    from kinfolk.workflows.preflight import announce, check_pretraining
+
+    shown = callbacks if processes.is_first else ()
+    found = check_pretraining(recipe, out, processes=processes, described=bool(shown))
+    if processes.is_first:
+        announce(found, shown)
 
 
 def workload_of(recipe: Recipe) -> "type[PretrainWorkload]":
@@ -173,6 +188,7 @@ class PretrainWorkload(Workload):
         if newest is not None:
             check_resumed_recipe(folder, recipe, newest)
         processes = process_grid(recipe)
+        before_training(recipe, folder, callbacks, processes)
         return cls(recipe, fresh=newest is None, callbacks=callbacks, processes=processes)
 
     def write_recipe(self, folder: Path) -> None:
