@@ -35,6 +35,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("compile", "torch_compile"),
     ("cuda_graph", "capture", "cuda_graphs"),
     ("workers", "num_workers", "dataloader_num_workers"),
+    ("loggers", "logger", "report_to"),
     ("seed", "random_seed", "data_seed"),
     ("epochs", "num_train_epochs", "num_epochs", "max_epochs"),
     ("early_stopping_patience", "patience", "early_stopping"),

@@ -3,7 +3,7 @@
 log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"mlm": 4.5, "nsp": 0.75}}
 speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0, "wait_seconds": 0.01}
 alarms.jsonl   {"step": 7, "alarm": "spike", "message": "..."}, if there is any
-tensorboard/   the same numbers as events
+tensorboard/   the same numbers as events, which other loggers get, too
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self, TextIO
 
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
+from kinfolk.training.loggers import Loggers
 
 ALARMS = "alarms.jsonl"  # a file that healthy runs do not have
 
@@ -56,12 +57,20 @@ class NoLog:
 class MetricsLog:
     """The open log of one run folder."""
 
-    def __init__(self, run: Path, lines: TextIO, speed: TextIO, board: Any | None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        lines: TextIO,
+        speed: TextIO,
+        board: Any | None,
+        loggers: Loggers | None = None,
+    ) -> None:
         self.run, self.metrics_file, self.speed = run, lines, speed
         self.tensorboard = board  # a SummaryWriter, or None without TensorBoard
+        self.loggers = loggers
 
     @classmethod
-    def open(cls, run: Path, resume_at: int) -> Self:
+    def open(cls, run: Path, resume_at: int, loggers: Loggers | None = None) -> Self:
         """Open a run's log after step `resume_at`, removing every later line (-1: all)."""
         with _write_errors(run):
             run.mkdir(parents=True, exist_ok=True)
@@ -70,7 +79,8 @@ class MetricsLog:
             )
             if (run / ALARMS).exists():
                 _truncate_after(run / ALARMS, resume_at).close()
-            return cls(run, lines, speed, _summary_writer(run / "tensorboard", resume_at))
+            board = _summary_writer(run / "tensorboard", resume_at)
+            return cls(run, lines, speed, board, loggers)
 
     def write(self, step: int, values: Values, speed: Mapping[str, float]) -> None:
         """Append one step; a number that is not finite is written as null."""
@@ -78,15 +88,20 @@ class MetricsLog:
         with _write_errors(self.run):
             self.metrics_file.write(_line(step, values))
             self.speed.write(_line(step, speed))
+            scalars = dict(_flatten({**values, "speed": speed}))
             if self.tensorboard is not None:
-                for name, value in _flatten({**values, "speed": speed}):
+                for name, value in scalars.items():
                     if math.isfinite(value):
                         self.tensorboard.add_scalar(name, value, step)
+        if self.loggers is not None:
+            self.loggers.write(step, scalars)
 
     def write_alarm(self, step: int, cause: str, message: str) -> None:
         """Append an alarm to a file of its own."""
         with _write_errors(self.run), (self.run / ALARMS).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "alarm": cause, "message": message}) + "\n")
+        if self.loggers is not None:
+            self.loggers.write_alarm(step, cause, message)
 
     def sync(self) -> None:
         """Flush to the disk; before a checkpoint, so that none of its lines is lost."""

@@ -3,6 +3,7 @@
 RUN/recipe.json       what is trained, on which data, with which settings
 RUN/log.jsonl         losses and metrics by step; beside it speed.jsonl and tensorboard/
 RUN/alarms.jsonl      what is wrong with the run, if anything is
+RUN/loggers/          the ids of the run in other loggers, if there are any
 RUN/checkpoints/      step-00000500/ ..., and the links last and best
 RUN/report.html       the curves, also of a run that was interrupted
 """
@@ -26,6 +27,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes
 from kinfolk.training.loader import WithTexts, data_loader
 from kinfolk.training.log import Log, MetricsLog, NoLog
+from kinfolk.training.loggers import Loggers, check_installed
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
@@ -140,6 +142,7 @@ class Run:
         run = cls(work, folder, callbacks)
         if not run.processes.is_first:
             return run
+        check_installed(work.train.loggers)
         try:
             with new_folder(folder) as partial:
                 work.write_recipe(partial)
@@ -219,7 +222,11 @@ class Run:
         """
         # Several processes stop before the same step, and no further signal disturbs the saving.
         signals = record_signals if self.processes.several else raise_on_signals
-        with signals() as self.received:
+        names = self.work.train.loggers if self.processes.is_first else ()
+        with (
+            Loggers(names, self.folder, self._on_message) as self.loggers,
+            signals() as self.received,
+        ):
             try:
                 if not self.finished:
                     self._train()
@@ -299,7 +306,7 @@ class Run:
             return nullcontext(NoLog())
         for name in self.work.results:  # those of an interrupted run
             (self.folder / name).unlink(missing_ok=True)
-        return MetricsLog.open(self.folder, self.global_step)
+        return MetricsLog.open(self.folder, self.global_step, self.loggers)
 
     def _end(self, *, interrupted: bool) -> None:
         for callback in self.callbacks:
