@@ -135,6 +135,7 @@ class TrainLoop:
     callbacks: Sequence[Callback] = ()
     remedy: Callable[[], str] = lambda: ""  # advice for a loss or gradient that is not finite
     watch: Watch | None = None
+    memory: Callable[[], Mapping[str, float]] = dict  # bytes, for the log of speed
     processes: Processes = Processes()  # that run this loop together
     received: Sequence[int] = ()  # signals that stop all of them before the next step
 
@@ -207,6 +208,7 @@ class TrainLoop:
             "seconds": seconds / len(lines),
             "tokens_per_second": speed,
             "wait_seconds": waited / len(lines),
+            **self.memory(),
         }
         for index, (number, line) in enumerate(lines):
             norm = line.get("grad_norm", 0.0)

@@ -3,6 +3,8 @@
 RUN/recipe.json       what is trained, on which data, with which settings
 RUN/log.jsonl         losses and metrics by step; beside it speed.jsonl and tensorboard/
 RUN/alarms.jsonl      what is wrong with the run, if anything is
+RUN/samples.jsonl     what the model made of the same text at checkpoints
+RUN/command.json      the command that started it, and versions
 RUN/loggers/          the ids of the run in other loggers, if there are any
 RUN/checkpoints/      step-00000500/ ..., and the links last and best
 RUN/report.html       the curves, also of a run that was interrupted
@@ -11,7 +13,8 @@ RUN/report.html       the curves, also of a run that was interrupted
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -26,10 +29,12 @@ from kinfolk.training import checkpoint, log
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes
 from kinfolk.training.loader import WithTexts, data_loader
-from kinfolk.training.log import Log, MetricsLog, NoLog
+from kinfolk.training.log import Log, MetricsLog, NoLog, RunSample
 from kinfolk.training.loggers import Loggers, check_installed
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
+from kinfolk.training.memory import memory_values
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
+from kinfolk.training.provenance import Provenance
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, Step, TrainStep
 from kinfolk.training.watch import Alarm, LossBaseline, Watch
@@ -107,6 +112,10 @@ class Workload(ABC):
         """Return the fraction of each corpus in documents that equal an earlier one."""
         return {}
 
+    def samples(self) -> Sequence[RunSample]:
+        """Return what the model makes of some text, the same at every checkpoint."""
+        return ()
+
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that select the best checkpoint, besides the loss."""
         return {}
@@ -134,6 +143,7 @@ class Run:
         self.global_step = 0
         self.best: tuple[float, ...] | None = None  # score of the best checkpoint
         self.evals_since_best = 0
+        self.sampled_tenth = -1  # of the steps, the last with samples
         self.finished = False
 
     @classmethod
@@ -144,8 +154,9 @@ class Run:
             return run
         check_installed(work.train.loggers)
         try:
-            with new_folder(folder) as partial:
-                work.write_recipe(partial)
+            with new_folder(folder) as new:
+                work.write_recipe(new)
+                Provenance.of_this_process(run.processes).write(new)
         except (BlockingIOError, FileExistsError) as error:
             raise UserError(
                 f"{folder} exists by now: another run was started in it; choose another folder"
@@ -182,6 +193,7 @@ class Run:
         self.global_step, self.finished = state["step"], state["finished"]
         self.best = None if state["best"] is None else tuple(state["best"])
         self.evals_since_best = state["evals_since_best"]
+        self.sampled_tenth = 10 * self.global_step // self.work.train.steps
         if self.work.memory is not None:
             self.work.memory[:] = [
                 self.processes.memory_share(parts).to(self.device) for parts in state["memory"]
@@ -266,6 +278,7 @@ class Run:
                 callbacks=self.callbacks,
                 remedy=self.remedy,
                 watch=self._watch(),
+                memory=partial(memory_values, self.device),
                 processes=self.processes,
                 received=self.received,
             )
@@ -328,14 +341,21 @@ class Run:
         return Evaluation(metrics, score, is_best, self.work.main_metrics(metrics))
 
     def _metrics(self) -> Mapping[str, Any]:
+        with self._evaluation_mode():
+            return self.work.evaluate(self.loss)
+
+    @contextmanager
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Switch dropout off, in the precision of training."""
         self.work.model.eval()
-        # Without a cache of casted weights, which a CUDA graph of generation might outlive.
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False
-        ):
-            metrics = self.work.evaluate(self.loss)
-        self.work.model.train()
-        return metrics
+        try:
+            # Without a cache of casted weights, which a CUDA graph of generation might outlive.
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False
+            ):
+                yield
+        finally:
+            self.work.model.train()
 
     def should_stop(self) -> bool:
         """Return whether the patience is exhausted: too many evaluations without improvement."""
@@ -378,6 +398,25 @@ class Run:
         saved = checkpoint.save(self.folder, step, write, keep=train.keep_checkpoints, best=is_best)
         for callback in self.callbacks:
             callback.on_save(saved)
+        if train.saves(step) or evaluation is not None:  # an interrupted run ends soon
+            self._write_samples(step)
+
+    @torch.no_grad()
+    def _write_samples(self, step: int) -> None:
+        """Log what the model makes of the same text as before, at a tenth of the run at most."""
+        tenth = 10 * step // self.work.train.steps
+        if tenth <= self.sampled_tenth:
+            return
+        self.sampled_tenth = tenth
+        try:
+            with self._evaluation_mode():
+                samples = self.work.samples()
+        except (UserError, RuntimeError) as error:  # also of a device without memory for them
+            self.sampled_tenth = 10
+            self._on_message(f"no samples from step {step:,} on: {error}")
+            return
+        if samples:
+            self.log.write_samples(step, samples)
 
     def remedy(self) -> str:
         """Return how to resume a run whose loss, gradient or weights are not finite."""
