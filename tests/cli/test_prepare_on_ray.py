@@ -270,6 +270,10 @@ def test_the_number_of_shards_follows_the_cluster_and_the_text() -> None:
         (["--address", "auto"], "--address applies to a Ray cluster: add --engine ray"),
         (["--num-shards", "3"], "--num-shards applies to a Ray cluster: add --engine ray"),
         (["--engine", "ray", "--address", "auto"], "no Ray cluster at auto (Could not find any "),
+        (
+            ["--engine", "ray", "--address", "ray://127.0.0.1:1"],
+            "no Ray cluster at ray://127.0.0.1:1",
+        ),
     ],
 )
 def test_wrong_options_are_one_sentence(

@@ -10,6 +10,7 @@ all machines share.
 import importlib
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -46,6 +47,7 @@ SHARDS_PER_CPU = 4  # so that no machine is idle for long while another is at it
 # Bytes of text. A worker starts in some seconds; the loss of one costs some minutes of work.
 MIN_SHARD_BYTES, MAX_SHARD_BYTES = 32 * 10**6, 10**9
 RETRIES = 3  # of a shard whose worker dies
+CONNECT_SECONDS = 10.0
 LOCK_SECONDS = 60.0  # for a worker of a killed command to end
 REPORT_SECONDS = 0.5  # between two reports of progress
 OBJECT_STORE_BYTES = 128 * 2**20  # of a local Ray: it holds the tokenizer
@@ -369,6 +371,13 @@ def _kept_after_errors(home: Path, on_message: OnMessage) -> Iterator[None]:
         raise
 
 
+def check_reachable(address: str | None) -> None:
+    """Raise OSError where nobody listens at HOST:PORT, which Ray would try for minutes."""
+    found = re.fullmatch(r"(?:ray://)?([^/:]+):(\d{1,5})", address or "", re.ASCII)
+    if found is not None:
+        socket.create_connection((found[1], int(found[2])), timeout=CONNECT_SECONDS).close()
+
+
 @contextmanager
 def ray_session(address: str | None, workers: int | None, on_message: OnMessage) -> Iterator[Any]:
     """Connect to a Ray cluster, or start a Ray of this machine, and stop it at the end.
@@ -396,8 +405,9 @@ def ray_session(address: str | None, workers: int | None, on_message: OnMessage)
     else:
         settings["address"] = address
     try:
+        check_reachable(address)
         ray.init(**settings)
-    except (ConnectionError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         cause = (str(error).strip() or type(error).__name__).split("\n")[0]
         if address is None:
             raise UserError(f"Ray could not be started on this machine: {cause}") from error
@@ -409,9 +419,9 @@ def ray_session(address: str | None, workers: int | None, on_message: OnMessage)
         if address is not None:
             resources = ray.cluster_resources()
             machines = sum(name.startswith("node:") and "head" not in name for name in resources)
-            on_message(
-                f"Ray cluster at {address}: {machines} machines, {resources.get('CPU', 0):g} CPUs"
-            )
+            several = "machine" if machines == 1 else "machines"
+            cpus = resources.get("CPU", 0)
+            on_message(f"Ray cluster at {address}: {machines} {several}, {cpus:g} CPUs")
         yield ray
     finally:
         ray.shutdown()
