@@ -11,6 +11,7 @@
 Data
     train_tokenizer   train a tokenizer on text files
     prepare           tokenize text files into a corpus
+    prepare_on_ray    the same on a Ray cluster
     merge_shards      join the shards of a corpus
     task_dataset      describe labelled rows: files, lists of dictionaries or DataFrames
 Models
@@ -47,6 +48,7 @@ from kinfolk.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from kinfolk import families
+    from kinfolk.data.cluster import prepare_on_ray
     from kinfolk.data.corpus import Corpus
     from kinfolk.data.merge import merge_shards
     from kinfolk.data.prepare import prepare, train_tokenizer
@@ -97,6 +99,7 @@ __all__ = [
     "plan",
     "predict",
     "prepare",
+    "prepare_on_ray",
     "pretrain",
     "recipe",
     "resume",
@@ -111,6 +114,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "data.cluster": ["prepare_on_ray"],
     "data.corpus": ["Corpus"],
     "data.merge": ["merge_shards"],
     "data.prepare": ["prepare", "train_tokenizer"],

@@ -37,6 +37,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("parallel", "strategy", "parallelism", "distributed_strategy"),
     ("checkpoint_activations", "gradient_checkpointing", "activation_checkpointing"),
     ("workers", "num_workers", "dataloader_num_workers"),
+    ("loggers", "logger", "report_to"),
     ("seed", "random_seed", "data_seed"),
     ("epochs", "num_train_epochs", "num_epochs", "max_epochs"),
     ("early_stopping_patience", "patience", "early_stopping"),

@@ -205,6 +205,21 @@ def test_without_scripts_the_data_is_a_table(open_page: Open) -> None:
     assert tab.locator(".plot").first.is_hidden()
 
 
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_the_command_and_the_recipe_are_readable(device: str, open_page: Open) -> None:
+    tab = open_page("run", device)
+    started = tab.locator(".commands code").first
+    assert started.inner_text().startswith("kinfolk pretrain bert/mini --corpus ccc")
+    recipe = tab.locator("details.recipe pre")
+    assert recipe.is_hidden()
+    tab.locator("details.recipe summary").click()
+    assert recipe.is_visible() and '"lr": 0.0003' in recipe.inner_text()
+    assert tab.locator(".timeline dt").all_inner_texts() == ["step 500", "step 3,000"]
+    titles = tab.locator("section", has_text="Pale: single steps.").locator("h3").all_inner_texts()
+    assert titles[0] == "learning rate" and titles[-1] == "memory"
+    check_whole(tab)
+
+
 def test_names_are_text_wherever_they_are_shown(open_page: Open) -> None:
     tab = open_page("run")
     chart = figure(tab, "line")

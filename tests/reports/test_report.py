@@ -13,6 +13,7 @@ from kinfolk.reports.run_page import (
     ModelScore,
     Report,
     Sample,
+    SampleTimeline,
     TextSpan,
     render,
 )
@@ -48,6 +49,10 @@ def full() -> Report:
         samples=[
             Sample("gpt2/nano", "says", EVIL, [TextSpan("Given "), TextSpan(EVIL, generated=True)])
         ],
+        training=[LossPanel(title=EVIL, curves=[Series("lr", [1, 2], [3e-5, 0.0])], y="rate")],
+        timelines=[SampleTimeline(EVIL, EVIL, [(1500, EVIL)])],
+        commands=[(EVIL, EVIL)],
+        recipe=EVIL,
         notes=[EVIL],
     )
 
@@ -58,7 +63,7 @@ def charts(page: str) -> list[dict[str, object]]:
 
 def test_only_comparable_things_share_an_axis() -> None:
     found = charts(render(full()))
-    losses, other, fractions, bleu, likelihood, pseudo = found
+    losses, other, fractions, bleu, likelihood, pseudo, _ = found
     assert [line["name"] for line in losses["lines"]] == ["unigram", "3-gram"]
     assert other["lines"] == []
     assert [one["name"] for one in fractions["series"]] == ["accuracy", "F1"]
@@ -72,9 +77,16 @@ def test_only_comparable_things_share_an_axis() -> None:
 def test_nothing_from_outside_is_code() -> None:
     page = render(full())
     assert EVIL not in page
-    assert without_scripts(page).count("&lt;script&gt;") >= 8
+    assert without_scripts(page).count("&lt;script&gt;") >= 15
     assert any(EVIL in [one["name"] for one in chart.get("series", ())] for chart in charts(page))
     assert "<mark>&lt;script&gt;alert" in page
+
+
+def test_small_values_keep_their_digits() -> None:
+    page = render(full())
+    rate = next(chart for chart in charts(page) if chart.get("y") == "rate")
+    assert rate["digits"] == 7  # 0.0000300
+    assert "<dt>step 1,500</dt>" in page
 
 
 def test_the_page_is_closed_and_needs_nothing_beside_it() -> None:

@@ -78,7 +78,9 @@ NOT_RUN = {
     "python benchmarks/": "takes minutes; tests/test_benchmarks.py runs some in small",
     "python -m kinfolk.families": "writes into the source",
     "python -m tests.measures": "tests/test_house.py calls it",
-    "torchrun": "starts processes; test_distributed, test_sharding and test_grid in tests/training do",
+    "kinfolk prepare notes/ --engine ray": "starts Ray; tests/cli/test_prepare_on_ray.py does",
+    "kinfolk pretrain gpt2/tiny --logger": "needs packages; tests/workflows/test_loggers.py does",
+    "torchrun": "starts processes; test_distributed, test_sharding and test_grid do",
 }
 TYPED = {"chat": "The court\n/help\n/quit\n"}  # on standard input
 

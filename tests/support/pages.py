@@ -121,6 +121,9 @@ def run_report() -> str:
     main = loss(name, 9, 3.1, 3000)
     part = loss("nsp", 0.7, 0.3, 3000, 0.05)
     curves = [main, held_out(main, 0.05, 1)]
+    rates = Series("learning rate", main.xs, [3e-4 * (1 - x / 3001) for x in main.xs])
+    speed = Series("tokens/s", main.xs, [65_000 + 100 * y for y in part.ys])
+    waited = Series("waiting for the batch", main.xs, [0.1 * y for y in part.ys])
     score = loss("accuracy", 0.2, 0.8, 12, 0.01)
     return run_page.render(
         run_page.Report(
@@ -132,6 +135,25 @@ def run_report() -> str:
                 run_page.LossPanel(title="nsp: whether a sentence follows", curves=[part]),
             ],
             metrics=[score, Series("BLEU", score.xs, [30 * y for y in score.ys])],
+            training=[
+                run_page.LossPanel(title="learning rate", curves=[rates], y="learning rate"),
+                run_page.LossPanel(title="gradient norm before clipping", curves=[part], y="norm"),
+                run_page.LossPanel(title="throughput", curves=[speed], y="input tokens per second"),
+                run_page.LossPanel(title="time of a step", curves=[part, waited], y="milliseconds"),
+                run_page.LossPanel(title="memory", curves=[part], y="GB"),
+            ],
+            timelines=[
+                run_page.SampleTimeline(
+                    "continues a text",
+                    f"A dog carried {EVIL}",
+                    [(step, "the letter by chance. " * (step // 500)) for step in (500, 3000)],
+                )
+            ],
+            commands=[
+                ("started with", f"kinfolk pretrain bert/mini --corpus {'c' * 150} -o runs/bert"),
+                ("resume with", "kinfolk pretrain --resume runs/bert"),
+            ],
+            recipe=json.dumps({"name": EVIL, "train": {"lr": 0.0003}}, indent=2),
             results=[("accuracy", "0.8123", "0.5012", "0.7410")],
             result_columns=["best checkpoint", "majority", "TF-IDF + logistic regression"],
             baselines=[run_page.Baseline("unigram entropy", 6.4)],

@@ -132,7 +132,8 @@ def test_callbacks_hear_of_everything_in_order(tmp_path: Path) -> None:
         ("save", "step-00000006"),
         ("end", 6, False),
     ]
-    files = {"recipe.json", "log.jsonl", "speed.jsonl", "tensorboard", "checkpoints"}
+    files = {"recipe.json", "command.json", "log.jsonl", "speed.jsonl", "tensorboard"}
+    files |= {"checkpoints"}
     assert {path.name for path in out.iterdir()} == files | set(Toy.results)
 
 

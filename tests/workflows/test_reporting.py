@@ -1,20 +1,35 @@
 """The page of a run shows its curve, and the lines under it."""
 
 import dataclasses
+import json
+import shutil
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from markupsafe import escape
 
 from kinfolk.data.corpus import Corpus
 from kinfolk.metrics.baselines import entropy
 from kinfolk.tasks.task import format_score
-from kinfolk.training.log import read
-from kinfolk.training.loop import Progress
+from kinfolk.training.distributed import Processes
+from kinfolk.training.log import read, samples, speed_lines
+from kinfolk.training.loop import Callback, Progress
+from kinfolk.training.provenance import command_line
 from kinfolk.workflows.baselines import Baselines
-from kinfolk.workflows.pretrain import pretrain
+from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import CorpusShare
-from kinfolk.workflows.report import baseline_rows, curves, loss_title
+from kinfolk.workflows.report import (
+    baseline_rows,
+    curves,
+    loss_title,
+    sample_timelines,
+    training_panels,
+    write_report,
+)
 from support.learnable import dev, opinions, tune
 from support.runs import MEMBERS, Home, OnStep
 
@@ -133,3 +148,146 @@ def test_the_lines_of_a_mixture_weigh_a_token_as_its_rows_do(home: Home, second:
     assert nearly.trigram.bits_per_byte == pytest.approx(sides[0].bits_per_byte, rel=1e-3)
     alone = Baselines([(first, None, 3.0), (other, None, 1.0)])
     assert alone.trigram is None and baseline_rows(alone)[0].bits_per_byte is None
+
+
+PANELS = ("learning rate", "gradient norm before clipping", "throughput", "time of a step")
+
+
+def test_the_page_has_every_number_of_training_by_step(runs: dict[str, Path]) -> None:
+    run = runs["gpt2"]
+    panels = {panel.title: panel for panel in training_panels(run)}
+    assert tuple(panels) == (*PANELS, "memory")
+    log, timed = read(run), speed_lines(run)
+    drawn = {title: [curve.ys for curve in panel.curves] for title, panel in panels.items()}
+    assert drawn["learning rate"] == [[entry["lr"] for entry in log]]
+    assert drawn[PANELS[1]] == [[entry["grad_norm"] for entry in log]]
+    assert drawn["throughput"] == [[entry["tokens_per_second"] for entry in timed]]
+    waits = [1000 * entry["wait_seconds"] for entry in timed]
+    assert drawn["time of a step"] == [[1000 * entry["seconds"] for entry in timed], waits]
+    now, highest = drawn["memory"]
+    assert all(0 < a <= b for a, b in zip(now, highest, strict=True))
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert all(f"<h3>{title}</h3>" in page for title in panels)
+
+
+def test_a_run_of_an_earlier_version_has_no_memory_and_no_command(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(runs["gpt2"], tmp_path / "run", symlinks=True)
+    for name in ("command.json", "samples.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    lines = [
+        {"step": entry["step"], "seconds": 1.0, "tokens_per_second": 2.0}
+        for entry in speed_lines(runs["gpt2"])
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (tmp_path / "run" / "speed.jsonl").write_text(text)
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "<h3>memory</h3>" not in page and "started with" not in page
+    assert "<h3>throughput</h3>" in page and "recipe.json: all settings" in page
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_page_says_how_the_run_was_started_and_how_to_resume_it(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    argv = ["/usr/bin/kinfolk", "pretrain", "gpt2/nano", "-o", "my runs/<b>"]
+    monkeypatch.setattr(sys, "argv", argv)
+    out = tmp_path / "my run"
+    stopping = [] if finished else [OnStep(interrupt)]
+    with nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+        pretrain(home.recipe("gpt2"), out, callbacks=stopping)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "<code>kinfolk pretrain gpt2/nano -o &#39;my runs/&lt;b&gt;&#39;</code>" in page
+    assert f"<code>{Path.cwd()}</code>" in page
+    resume = f"<code>kinfolk pretrain --resume &#39;{out}&#39;</code>"
+    assert (resume in page) is not finished
+    assert escape((out / "recipe.json").read_text(encoding="utf-8")) in page
+
+
+@pytest.mark.parametrize(
+    ("argv", "original", "expected"),
+    [
+        (["/v/bin/kinfolk", "pretrain", "a b"], [], "kinfolk pretrain 'a b'"),
+        (["/v/kinfolk/__main__.py", "merge"], [], "kinfolk merge"),
+        (["train.py", "--fast"], ["/v/python", "train.py", "--fast"], "python train.py --fast"),
+        (["/v/pytest/__main__.py"], ["python", "-m", "pytest"], "python -m pytest"),
+        ([""], ["python"], None),
+        (["-c"], ["python", "-c", "import kinfolk"], None),
+        (["/v/ipykernel_launcher.py", "-f", "x.json"], ["python", "-m", "ipykernel"], None),
+    ],
+)
+def test_the_command_line_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, argv: list[str], original: list[str], expected: str | None
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", original)
+    assert command_line(Processes()) == expected
+
+
+def test_under_torchrun_the_command_starts_as_many_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/v/kinfolk/__main__.py", "pretrain", "gpt2"])
+    command = command_line(Processes(0, 4, 0, 4))
+    assert command == "torchrun --nproc-per-node 4 -m kinfolk pretrain gpt2"
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_page_has_samples_of_the_same_text_over_time(
+    member: str, runs: dict[str, Path]
+) -> None:
+    (timeline,) = sample_timelines(runs[member])
+    assert [step for step, _ in timeline.texts] == [4, 8, 12]
+    page = (runs[member] / "report.html").read_text(encoding="utf-8")
+    assert "Samples over time" in page and f"<dt>step {timeline.texts[-1][0]}</dt>" in page
+    assert ("[MASK]" in timeline.prompt) == (member != "gpt2")
+    if member != "gpt2":
+        before = timeline.prompt.partition("[MASK]")[0]
+        assert all(text.startswith(before) for _, text in timeline.texts)
+
+
+def test_samples_change_no_number_and_stay_through_a_resume(home: Home, tmp_path: Path) -> None:
+    whole = pretrain(home.recipe("gpt2"), tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PretrainWorkload, "samples", lambda self: ())
+        plain = pretrain(home.recipe("gpt2"), tmp_path / "plain")
+    assert not (plain / "samples.jsonl").exists()
+    for name in ("log.jsonl", "checkpoints/last/model.safetensors"):
+        assert (plain / name).read_bytes() == (whole / name).read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(home.recipe("gpt2"), tmp_path / "cut", callbacks=[OnStep(interrupt)])
+    resume(tmp_path / "cut")
+    assert samples(tmp_path / "cut") == samples(whole)
+
+
+def test_samples_that_fail_are_reported_once_and_end_no_run(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: PretrainWorkload) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PretrainWorkload, "samples", fail)
+    heard: list[str] = []
+
+    class Messages(Callback):
+        def on_message(self, message: str) -> None:
+            heard.append(message)
+
+    pretrain(home.recipe("gpt2"), tmp_path / "run", callbacks=[Messages()])
+    assert [text for text in heard if "samples" in text] == [
+        "no samples from step 4 on: CUDA out of memory"
+    ]
+
+
+def test_the_page_of_fine_tuning_has_predictions_over_time(tmp_path: Path) -> None:
+    found, settings = opinions(tmp_path, 64, 24), ("train.batch_size=8", "train.lr=2e-3")
+    run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=2)
+    timelines = sample_timelines(run)
+    assert len(timelines) == 3
+    rows = found.splits[1][:3]
+    assert [timeline.prompt for timeline in timelines] == [row.text for row in rows]
+    assert [timeline.title for timeline in timelines] == [f"reference: {row.label}" for row in rows]
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for text in (*(f"<h3>{title}</h3>" for title in PANELS), "Samples over time", "started with"):
+        assert text in page

@@ -83,6 +83,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 OPTION_NAMES = {
     "batch_size": "--batch",
     "gradient_accumulation": "--grad-accum",
+    "loggers": "--logger",
     "num_return_sequences": "--num-samples",
     "stop_strings": "--stop",
     "allowed_texts": "--choice",

@@ -1,7 +1,8 @@
 """The command `prepare`: text is tokenized into a corpus."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kinfolk.cli.app import (
     COLUMN,
@@ -20,6 +21,8 @@ from kinfolk.cli.output import byte_progress, note, print_json, print_line
 
 if TYPE_CHECKING:
     from kinfolk.data.corpus import Corpus
+
+CLUSTER = "Ray cluster"
 
 
 @command("kinfolk prepare notes/ --tokenizer tok --holdout 1% -o corpus", panel=DATA)
@@ -45,6 +48,19 @@ def prepare(
     ),
     strict: bool = flag("--strict", "Fail if a file of a folder would be skipped."),
     shard: str | None = option("I/N", "Prepare only part I of N of the text, for kinfolk merge."),
+    engine: str = option(
+        "local|ray", "Prepare with processes of this machine, or on a Ray cluster.", default="local"
+    ),
+    address: str | None = option(
+        "ADDRESS", "ray: auto or ray://HOST:PORT (default: this machine alone).", panel=CLUSTER
+    ),
+    num_shards: int | None = option(
+        "N",
+        "ray: Parts of the text (default: 4 for each CPU, of 32 MB or more).",
+        min=1,
+        max=100_000,
+        panel=CLUSTER,
+    ),
     json: bool = JSON,
 ) -> None:
     """Tokenize text into a corpus: memory-mapped Megatron .bin/.idx files and corpus.json.
@@ -53,33 +69,52 @@ def prepare(
     text. CORPUS/dropped.jsonl lists every document that is left out, with the reason, and every
     file of a folder that is skipped. An interrupted run continues when the same command is
     repeated.
+
+    With `--engine ray` parts of the text are prepared on the machines of a Ray cluster and merged
+    to the same bytes. All machines need the same paths, on a shared file system.
     """
     unit = document_unit(document)
+    check_engine(engine, shard=shard, others={"--address": address, "--num-shards": num_shards})
+    from kinfolk.data.cluster import prepare_on_ray
     from kinfolk.data.prepare import prepare
     from kinfolk.workflows.folders import load_tokenizer
 
+    options: dict[str, Any] = {
+        "tokenizer": load_tokenizer(tokenizer),
+        "out": out,
+        "workers": workers,
+        "document": unit,
+        "field": field,
+        "column": column,
+        "holdout": holdout,
+        "word_boundaries": word_boundaries,
+        "dedup": dedup,
+        "decontaminate": decontaminate or [],
+        "strict": strict,
+        "on_message": (lambda sentence: None) if json else note,
+    }
     with byte_progress("preparing") as progress:
-        corpus = prepare(
-            files,
-            tokenizer=load_tokenizer(tokenizer),
-            out=out,
-            workers=workers,
-            document=unit,
-            field=field,
-            column=column,
-            holdout=holdout,
-            word_boundaries=word_boundaries,
-            dedup=dedup,
-            decontaminate=decontaminate or [],
-            strict=strict,
-            shard=shard,
-            progress=progress,
-            on_message=(lambda sentence: None) if json else note,
-        )
+        if engine == "ray":
+            corpus = prepare_on_ray(
+                files, address=address, num_shards=num_shards, progress=progress.stage, **options
+            )
+        else:
+            corpus = prepare(files, shard=shard, progress=progress, **options)
     if json or shard is None:
         show_corpus(corpus, out, json=json)
     else:
         print_line(f"shard {shard}: {corpus_facts(corpus)} in {out}")
+
+
+def check_engine(engine: str, *, shard: str | None, others: Mapping[str, object]) -> None:
+    """Refuse an unknown engine, and options of another one."""
+    if engine not in ("local", "ray"):
+        raise UsageError(f"--engine must be local or ray (got {engine})")
+    if engine == "ray" and shard is not None:
+        raise UsageError("--engine ray prepares all shards: it cannot be combined with --shard")
+    given = [name for name, value in others.items() if value is not None]
+    if engine == "local" and given:
+        raise UsageError(f"{given[0]} applies to a Ray cluster: add --engine ray")
 
 
 def corpus_facts(corpus: "Corpus") -> str:

@@ -202,7 +202,7 @@ def resumable_output(
     part = PartialCorpus(target.with_name(f".{target.name}.part"), fingerprint)
     fresh = [parent for parent in part.work_dir.parents if not parent.exists()]
     try:
-        with _exclusive(part.work_dir, target):
+        with exclusive_output(part.work_dir, target):
             check_vacant(out)
             part.load_progress(on_message)
             try:
@@ -226,7 +226,7 @@ def resumable_output(
 
 
 @contextmanager
-def _exclusive(home: Path, out: Path) -> Iterator[None]:
+def exclusive_output(home: Path, out: Path) -> Iterator[None]:
     """Hold the lock in a folder; remove the folder at the end if it is empty."""
     lock = home / "lock"
     try:
@@ -334,24 +334,26 @@ def prepare(
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
-    holdout = parse_fraction(holdout)
-    if word_boundaries is not None:
-        word_segmenter(word_boundaries)
     if workers is not None and workers < 1:
         raise UserError(f"workers {workers}: it must be at least 1")
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.load(tokenizer)
-    paths, out = as_paths(files), Path(out)
+    out = Path(out)
     check_vacant(out)
-    options, named = ReadOptions(document, field, column), frozenset(paths)
-    evaluation = evaluation_files(as_paths(decontaminate)) if decontaminate else {}
-    skipped: list[SkippedFile] = []
-    sizes = file_sizes(paths, on_skip=skipped.append)
-    report_skipped(skipped, strict=strict, on_message=on_message)
     part_of = None if shard is None else Shard.parse(shard)
-    work = PrepareConfig(
-        *(sizes, named, options, tokenizer, holdout, word_boundaries, dedup, evaluation),
-        *(tuple(skipped), part_of, part_of.parts(sizes, options) if part_of else None),
+    work = prepare_config(
+        as_paths(files),
+        tokenizer,
+        document=document,
+        field=field,
+        column=column,
+        holdout=holdout,
+        word_boundaries=word_boundaries,
+        dedup=dedup,
+        decontaminate=as_paths(decontaminate),
+        strict=strict,
+        shard=part_of,
+        on_message=on_message,
     )
     workers = workers or default_num_workers(estimate_text_bytes(work.sizes()))
     fingerprint = work.fingerprint()
@@ -364,6 +366,36 @@ def prepare(
         if not part.complete:
             _write(work, part, workers, progress_reporter(work.sizes(), progress), on_message)
     return Corpus.open(out, shard=part_of is not None)
+
+
+def prepare_config(
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    *,
+    document: DocumentUnit,
+    field: str | None,
+    column: str | int | None,
+    holdout: float | str,
+    word_boundaries: str | None,
+    dedup: str | None,
+    decontaminate: Sequence[Path],
+    strict: bool,
+    shard: Shard | None = None,
+    on_message: OnMessage = lambda sentence: None,
+) -> "PrepareConfig":
+    """Check the options, find the files and their sizes, and report those that are skipped."""
+    holdout = parse_fraction(holdout)
+    if word_boundaries is not None:
+        word_segmenter(word_boundaries)
+    options, named = ReadOptions(document, field, column), frozenset(paths)
+    evaluation = evaluation_files(decontaminate) if decontaminate else {}
+    skipped: list[SkippedFile] = []
+    sizes = file_sizes(paths, on_skip=skipped.append)
+    report_skipped(skipped, strict=strict, on_message=on_message)
+    return PrepareConfig(
+        *(sizes, named, options, tokenizer, holdout, word_boundaries, dedup, evaluation),
+        *(tuple(skipped), shard, shard.parts(sizes, options) if shard else None),
+    )
 
 
 def parse_fraction(value: float | str) -> float:

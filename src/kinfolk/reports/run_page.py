@@ -69,6 +69,15 @@ class Sample:
     text: Sequence[TextSpan]
 
 
+@dataclass(frozen=True)
+class SampleTimeline:
+    """What a model made of one prompt at several steps."""
+
+    title: str
+    prompt: str
+    texts: Sequence[tuple[int, str]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The values that the page shows; empty ones are not shown."""
@@ -84,6 +93,10 @@ class Report:
     scores: Sequence[ModelScore] = ()
     baselines: Sequence[Baseline] = ()
     samples: Sequence[Sample] = ()
+    training: Sequence[LossPanel] = ()  # learning rate, gradient norm, speed, memory by step
+    timelines: Sequence[SampleTimeline] = ()
+    commands: Sequence[tuple[str, str]] = ()  # what they are for, and the command
+    recipe: str = ""  # as JSON
     notes: Sequence[str] = ()
     alarms: Sequence[str] = ()  # what was wrong with the run, and what to do
 
@@ -98,6 +111,7 @@ def render(report: Report) -> str:
         colors=colors,
         standings=[versus_baselines(score, report.baselines) for score in report.scores],
         panels=[(panel.title, loss_chart(panel, report)) for panel in report.panels],
+        training=[(panel.title, training_chart(panel, report.x)) for panel in report.training],
         metrics=metric_charts(report),
         bars=bar_charts(report, colors),
     )
@@ -108,6 +122,13 @@ def loss_chart(panel: LossPanel, report: Report) -> Markup:
     baselines = report.baselines if panel.with_baselines else ()
     lines = [ReferenceLine(line.name, line.loss) for line in baselines]
     return line_chart(panel.curves, lines, x=report.x, y=panel.y)
+
+
+def training_chart(panel: LossPanel, x: str) -> Markup:
+    """Draw values of one unit, with as many digits as the smallest needs."""
+    largest = max((abs(y) for curve in panel.curves for y in curve.ys if y), default=1.0)
+    digits = min(9, max(0, 2 - math.floor(math.log10(largest))))
+    return line_chart(panel.curves, x=x, y=panel.y, digits=digits)
 
 
 def metric_charts(report: Report) -> list[tuple[str, Markup]]:

@@ -16,6 +16,7 @@ schedule_field = partial(field, panel="Learning rate schedule")
 checkpoint_field = partial(field, panel="Checkpoints and evaluation")
 runtime_field = partial(field, panel="Runtime")
 
+LOGGER_NAMES = ("wandb", "mlflow")
 MAX_STEPS = 2**40  # more than a year of a thousand steps a second
 MAX_AUTO_WORKERS = 4  # data loader processes, unless a number is given
 
@@ -143,8 +144,17 @@ class TrainConfig:
         help="what to do if a loss or gradient is not finite: stop; skip the batch; or roll back "
         "to the last checkpoint and leave the batch out",
     )
+    loggers: tuple[str, ...] = runtime_field(
+        default=(), help="logger beside TensorBoard: wandb or mlflow; may be repeated"
+    )
 
     def __post_init__(self) -> None:
+        for name in self.loggers:
+            if name not in LOGGER_NAMES:
+                raise UserError(
+                    f"train.loggers={name}: it must be {' or '.join(LOGGER_NAMES)}; TensorBoard is "
+                    "always written"
+                )
         if self.batch_size % self.gradient_accumulation:
             raise UserError(
                 f"train.gradient_accumulation={self.gradient_accumulation} does not divide "

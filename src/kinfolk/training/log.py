@@ -1,10 +1,12 @@
 """The log of a run: reproducible values in log.jsonl, throughput in speed.jsonl.
 
 log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"mlm": 4.5, "nsp": 0.75}}
-speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0, "wait_seconds": 0.01}
+speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0, "wait_seconds": 0.01,
+                "memory_bytes": 812000000, "peak_memory_bytes": 900000000}
 alarms.jsonl   {"step": 7, "alarm": "spike", "message": "..."}, if there is any; of a batch that
                is left out also "batch" and "from_step"
-tensorboard/   the same numbers as events
+samples.jsonl  {"step": 7, "title": "continues a text", "prompt": "The", "text": " cat"}
+tensorboard/   the same numbers as events, which other loggers get, too
 """
 
 import contextlib
@@ -13,16 +15,31 @@ import math
 import os
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
 
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
+from kinfolk.training.loggers import Loggers
 
 ALARMS = "alarms.jsonl"  # a file that healthy runs do not have
+SAMPLES = "samples.jsonl"
 
 Values = Mapping[str, float | Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class RunSample:
+    """What a model made of a prompt at a checkpoint."""
+
+    title: str
+    prompt: str
+    text: str
+
+
+SAMPLE_FIELDS = ("title", "prompt", "text")
 
 
 class Log(Protocol):
@@ -34,6 +51,10 @@ class Log(Protocol):
 
     def write_alarm(self, step: int, cause: str, message: str, /, **facts: int) -> None:
         """Append an alarm."""
+        ...
+
+    def write_samples(self, step: int, samples: Sequence[RunSample], /) -> None:
+        """Append samples."""
         ...
 
     def sync(self) -> None:
@@ -50,6 +71,9 @@ class NoLog:
     def write_alarm(self, step: int, cause: str, message: str, /, **facts: int) -> None:
         """Write nothing."""
 
+    def write_samples(self, step: int, samples: Sequence[RunSample], /) -> None:
+        """Write nothing."""
+
     def sync(self) -> None:
         """Flush nothing."""
 
@@ -57,21 +81,31 @@ class NoLog:
 class MetricsLog:
     """The open log of one run folder."""
 
-    def __init__(self, run: Path, lines: TextIO, speed: TextIO, board: Any | None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        lines: TextIO,
+        speed: TextIO,
+        board: Any | None,
+        loggers: Loggers | None = None,
+    ) -> None:
         self.run, self.metrics_file, self.speed = run, lines, speed
         self.tensorboard = board  # a SummaryWriter, or None without TensorBoard
+        self.loggers = loggers
 
     @classmethod
-    def open(cls, run: Path, resume_at: int) -> Self:
+    def open(cls, run: Path, resume_at: int, loggers: Loggers | None = None) -> Self:
         """Open a run's log after step `resume_at`, removing every later line (-1: all)."""
         with _write_errors(run):
             run.mkdir(parents=True, exist_ok=True)
             lines, speed = (
                 _truncate_after(run / name, resume_at) for name in ("log.jsonl", "speed.jsonl")
             )
-            if (run / ALARMS).exists():
-                _truncate_after(run / ALARMS, resume_at).close()
-            return cls(run, lines, speed, _summary_writer(run / "tensorboard", resume_at))
+            for name in (ALARMS, SAMPLES):
+                if (run / name).exists():
+                    _truncate_after(run / name, resume_at).close()
+            board = _summary_writer(run / "tensorboard", resume_at)
+            return cls(run, lines, speed, board, loggers)
 
     def write(self, step: int, values: Values, speed: Mapping[str, float]) -> None:
         """Append one step; a number that is not finite is written as null."""
@@ -79,10 +113,13 @@ class MetricsLog:
         with _write_errors(self.run):
             self.metrics_file.write(_line(step, values))
             self.speed.write(_line(step, speed))
+            scalars = dict(_flatten({**values, "speed": speed}))
             if self.tensorboard is not None:
-                for name, value in _flatten({**values, "speed": speed}):
+                for name, value in scalars.items():
                     if math.isfinite(value):
                         self.tensorboard.add_scalar(name, value, step)
+        if self.loggers is not None:
+            self.loggers.write(step, scalars)
 
     def write_alarm(self, step: int, cause: str, message: str, /, **facts: int) -> None:
         """Append an alarm to a file of its own, and flush it to the disk."""
@@ -91,6 +128,14 @@ class MetricsLog:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        if self.loggers is not None:
+            self.loggers.write_alarm(step, cause, message)
+
+    def write_samples(self, step: int, samples: Sequence[RunSample]) -> None:
+        """Append samples to a file of their own."""
+        with _write_errors(self.run), (self.run / SAMPLES).open("a", encoding="utf-8") as file:
+            for sample in samples:
+                file.write(json.dumps({"step": step, **asdict(sample)}) + "\n")
 
     def sync(self) -> None:
         """Flush to the disk; before a checkpoint, so that none of its lines is lost."""
@@ -132,6 +177,16 @@ def alarms(run: Path) -> list[dict[str, Any]]:
     """Read the alarms of a run: `step`, `alarm` (the cause) and `message`."""
     path = run / ALARMS
     return [entry for _, entry in _read_lines(path)] if path.is_file() else []
+
+
+def samples(run: Path) -> list[tuple[int, RunSample]]:
+    """Read the samples of a run with their steps."""
+    path = run / SAMPLES
+    entries = [entry for _, entry in _read_lines(path)] if path.is_file() else []
+    return [
+        (entry["step"], RunSample(*(str(entry.get(name, "")) for name in SAMPLE_FIELDS)))
+        for entry in entries
+    ]
 
 
 def speed(run: Path) -> float | None:

@@ -145,6 +145,7 @@ class TrainLoop:
     callbacks: Sequence[Callback] = ()
     remedy: Callable[[], str] = lambda: ""  # advice for a loss or gradient that is not finite
     watch: Watch | None = None
+    memory: Callable[[], Mapping[str, float]] = dict  # bytes, for the log of speed
     processes: Processes = Processes()  # that run this loop together
     # Signals that stop all of them before the next step.
     received: list[int] = field(default_factory=list)
@@ -230,6 +231,7 @@ class TrainLoop:
             "seconds": seconds / len(lines),
             "tokens_per_second": speed,
             "wait_seconds": waited / len(lines),
+            **self.memory(),
         }
         for index, (number, line) in enumerate(lines):
             norm = line.get("grad_norm", 0.0)

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
+from kinfolk.training.memory import PROC, resident_bytes
 from kinfolk.training.run import select_device
 
 POWERCAP = Path("/sys/class/powercap")
-PROC = Path("/proc/self")
 SAMPLE_SECONDS = 0.5  # between two readings of nvidia-smi or of a RAPL counter
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
 
@@ -66,10 +66,9 @@ def peak_memory(device: torch.device | str = "auto", proc: Path = PROC) -> int:
     device = select_device(device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError, ValueError):
-        for line in (proc / "status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):  # the high-water mark of the resident set
-                return 1024 * int(line.split()[1])
+    highest = resident_bytes("VmHWM", proc)
+    if highest is not None:
+        return highest
     import resource
 
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

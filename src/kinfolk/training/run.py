@@ -4,6 +4,9 @@ RUN/recipe.json       what is trained, on which data, with which settings
 RUN/log.jsonl         losses and metrics by step; beside it speed.jsonl and tensorboard/
 RUN/alarms.jsonl      what is wrong with the run, if anything is
 RUN/bad_batches/      batches whose loss or gradient was not finite
+RUN/samples.jsonl     what the model made of the same text at checkpoints
+RUN/command.json      the command that started it, and versions
+RUN/loggers/          the ids of the run in other loggers, if there are any
 RUN/checkpoints/      step-00000500/ ..., and the links last and best
 RUN/report.html       the curves, also of a run that was interrupted
 """
@@ -12,6 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -27,9 +31,12 @@ from kinfolk.training.activation_checkpoint import checkpoint_activations
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes, local
 from kinfolk.training.loader import LostWorkerError, WithTexts, data_loader
-from kinfolk.training.log import Log, MetricsLog, NoLog
+from kinfolk.training.log import Log, MetricsLog, NoLog, RunSample
+from kinfolk.training.loggers import Loggers, check_installed
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
+from kinfolk.training.memory import memory_values
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
+from kinfolk.training.provenance import Provenance
 from kinfolk.training.recovery import (
     ALARM,
     MAX_IN_A_ROW,
@@ -136,6 +143,10 @@ class Workload(ABC):
         """Return the fraction of each corpus in documents that equal an earlier one."""
         return {}
 
+    def samples(self) -> Sequence[RunSample]:
+        """Return what the model makes of some text, the same at every checkpoint."""
+        return ()
+
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that select the best checkpoint, besides the loss."""
         return {}
@@ -172,6 +183,7 @@ class Run:
         self.initial: InitialState | None = None  # until there is a checkpoint to roll back to
         self.best: tuple[float, ...] | None = None  # score of the best checkpoint
         self.evals_since_best = 0
+        self.sampled_tenth = -1  # of the steps, the last with samples
         self.finished = False
 
     @classmethod
@@ -181,9 +193,11 @@ class Run:
         run.processes.wait()  # others may still be checking that there is no such folder
         if not run.processes.is_first:
             return run
+        check_installed(work.train.loggers)
         try:
-            with new_folder(folder) as partial:
-                work.write_recipe(partial)
+            with new_folder(folder) as new:
+                work.write_recipe(new)
+                Provenance.of_this_process(run.processes).write(new)
         except (BlockingIOError, FileExistsError) as error:
             raise UserError(
                 f"{folder} exists by now: another run was started in it; choose another folder"
@@ -225,6 +239,7 @@ class Run:
         self.saved_step, self.dropped = self.global_step, state.get("dropped", {}) | self.dropped
         self.best = None if state["best"] is None else tuple(state["best"])
         self.evals_since_best = state["evals_since_best"]
+        self.sampled_tenth = 10 * self.global_step // self.work.train.steps
         if self.work.memory is not None:
             self.work.memory[:] = [
                 self.processes.memory_share(parts).to(self.device) for parts in state["memory"]
@@ -266,7 +281,11 @@ class Run:
         """
         # Several processes stop before the same step, and no further signal disturbs the saving.
         signals = record_signals if self.processes.several else raise_on_signals
-        with signals() as self.received:
+        names = self.work.train.loggers if self.processes.is_first else ()
+        with (
+            Loggers(names, self.folder, self._on_message) as self.loggers,
+            signals() as self.received,
+        ):
             try:
                 if not self.finished:
                     self._train()
@@ -330,6 +349,7 @@ class Run:
                 callbacks=self.callbacks,
                 remedy=self.remedy,
                 watch=self._watch(),
+                memory=partial(memory_values, self.device),
                 processes=self.processes,
                 received=self.received,
             )
@@ -416,7 +436,7 @@ class Run:
             return nullcontext(NoLog())
         for name in self.work.results:  # those of an interrupted run
             (self.folder / name).unlink(missing_ok=True)
-        return MetricsLog.open(self.folder, self.global_step)
+        return MetricsLog.open(self.folder, self.global_step, self.loggers)
 
     def _end(self, *, interrupted: bool) -> None:
         for callback in self.callbacks:
@@ -467,14 +487,21 @@ class Run:
                 self.work.model, step.learner = model, learner
 
     def _metrics(self) -> Mapping[str, Any]:
+        with self._evaluation_mode():
+            return self.work.evaluate(self.loss)
+
+    @contextmanager
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Switch dropout off, in the precision of training."""
         self.work.model.eval()
-        # Without a cache of casted weights, which a CUDA graph of generation might outlive.
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False
-        ):
-            metrics = self.work.evaluate(self.loss)
-        self.work.model.train()
-        return metrics
+        try:
+            # Without a cache of casted weights, which a CUDA graph of generation might outlive.
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False
+            ):
+                yield
+        finally:
+            self.work.model.train()
 
     def should_stop(self) -> bool:
         """Return whether the patience is exhausted: too many evaluations without improvement."""
@@ -531,6 +558,26 @@ class Run:
             saved = checkpoint.save(self.folder, step, write, keep=keep, best=is_best)
         for callback in self.callbacks:
             callback.on_save(saved)
+        whole = self.shards is None and shard is None  # process 0 has all of the model
+        if whole and (train.saves(step) or evaluation is not None):  # an interrupted run ends soon
+            self._write_samples(step)
+
+    @torch.no_grad()
+    def _write_samples(self, step: int) -> None:
+        """Log what the model makes of the same text as before, at a tenth of the run at most."""
+        tenth = 10 * step // self.work.train.steps
+        if tenth <= self.sampled_tenth:
+            return
+        self.sampled_tenth = tenth
+        try:
+            with self._evaluation_mode():
+                samples = self.work.samples()
+        except (UserError, RuntimeError) as error:  # also of a device without memory for them
+            self.sampled_tenth = 10
+            self._on_message(f"no samples from step {step:,} on: {error}")
+            return
+        if samples:
+            self.log.write_samples(step, samples)
 
     def _has_finite_weights(self) -> bool:
         """Return whether all weights are finite, in every process that has a share of them."""

@@ -37,6 +37,7 @@ from kinfolk.tasks.unlabelled import unlabelled_text
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.distributed import Processes, load_whole_weights
+from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
@@ -58,6 +59,7 @@ from kinfolk.workflows.recipe import (
     settings_list,
 )
 from kinfolk.workflows.report import best_metrics, write_report
+from kinfolk.workflows.run_samples import row_samples
 
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
 RESOLVED_FIELDS = ("train.steps", "train.eval_every", "train.save_every", "train.warmup")
@@ -328,7 +330,15 @@ class FineTuneWorkload(Workload):
             with new_file(folder / "scores.json") as file:
                 file.write(json.dumps(scores, indent=2) + "\n")
             self.report_messages(messages)
-        write_report(folder)
+        write_report(folder, finished=finished)
+
+    def samples(self) -> Sequence[RunSample]:
+        """Return the predictions of the first dev rows of each task."""
+        return [
+            sample
+            for formulation, rows in zip(self.recipe.formulations, self.dev_rows, strict=True)
+            for sample in row_samples(formulation, self.model, rows, self.tokenizer)
+        ]
 
     def baselines(
         self, metrics: Mapping[str, Any]

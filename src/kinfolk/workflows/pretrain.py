@@ -24,10 +24,12 @@ from kinfolk.data.datasets import (
 from kinfolk.data.dedup import duplicate_fraction
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.vectors import read_vectors, vectors_fingerprint
 from kinfolk.training.distributed import Processes, load_whole_weights
+from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.training.watch import LossBaseline
@@ -37,6 +39,7 @@ from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder, exclusive_run
 from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokenizer
 from kinfolk.workflows.report import recipe_baselines, write_report
+from kinfolk.workflows.run_samples import text_samples
 
 COUNTS = "counts"  # folder in a run that counts, until it is finished
 MAX_COUNTED_TOKENS = 3_000_000  # whose 3-grams are counted during a run: some seconds
@@ -256,9 +259,17 @@ class PretrainWorkload(Workload):
         """Return the fraction of each corpus in documents that equal an earlier one."""
         return {str(corpus.folder): duplicate_fraction(corpus) for corpus in self.corpora}
 
+    def samples(self) -> Sequence[RunSample]:
+        """Return a continuation, or a filled mask, of the beginning of a held-out document."""
+        if isinstance(self.recipe.objective, Seq2Seq):  # it was not trained to do either
+            return ()
+        held_out = [share.held_out() for share in self.recipe.corpora]
+        corpora = [corpus for corpus in held_out if corpus is not None]
+        return text_samples(self.model, self.tokenizer, [*corpora, *self.corpora])
+
     def write_report(self, folder: Path, *, finished: bool) -> None:
         """Write report.html."""
-        write_report(folder, self.baselines)
+        write_report(folder, self.baselines, finished=finished)
 
 
 class CountingWorkload(PretrainWorkload):

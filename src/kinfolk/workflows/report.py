@@ -2,7 +2,9 @@
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
 from kinfolk.reports.page import write
-from kinfolk.reports.run_page import Baseline, LossPanel, Report, render
+from kinfolk.reports.run_page import Baseline, LossPanel, Report, SampleTimeline, render
 from kinfolk.tasks.baselines import TITLES
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.log import alarms, read, speed, token_loss
+from kinfolk.training.distributed import Processes
+from kinfolk.training.log import alarms, read, samples, speed, speed_lines, token_loss
+from kinfolk.training.provenance import Provenance
 from kinfolk.workflows.baselines import Baselines, CountableText
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.recipe import Recipe
@@ -39,17 +43,73 @@ LOSS_TITLES = {
     "label": "labels",
     "lm_auxiliary": "tokens of the labelled texts",
 }
+STEP_TIMES = {"seconds": "whole step", "wait_seconds": "waiting for the batch"}
+MEMORY = {"memory_bytes": "in use", "peak_memory_bytes": "highest so far"}
 STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses")  # of every line of the log
 
 
-def write_report(run: Path, baselines: Baselines | None = None) -> Path:
+def write_report(run: Path, baselines: Baselines | None = None, *, finished: bool = True) -> Path:
     """Write RUN/report.html, for a finished run or an interrupted one."""
     recipe = read_json(run / "recipe.json")
     if isinstance(recipe, FineTuneRecipe):
-        report = finetuning_report(recipe, run)
+        report, kind = finetuning_report(recipe, run), "finetune"
     else:
         report = pretraining_report(recipe, run, baselines or recipe_baselines(recipe))
+        kind = "pretrain"
+    report = replace(
+        report,
+        training=training_panels(run),
+        timelines=sample_timelines(run),
+        commands=commands(run, kind, finished=finished),
+        recipe=(run / "recipe.json").read_text(encoding="utf-8"),
+    )
     return write(render(report), run / "report.html")
+
+
+def training_panels(run: Path) -> list[LossPanel]:
+    """Return learning rate, gradient norm, speed, waiting and memory by step, where logged."""
+    log, timed = read(run), speed_lines(run)
+    wanted = [
+        ("learning rate", "rate", log, {"lr": "learning rate"}, 1.0),
+        ("gradient norm before clipping", "norm", log, {"grad_norm": "gradient norm"}, 1.0),
+        ("throughput", "input tokens per second", timed, {"tokens_per_second": "tokens/s"}, 1.0),
+        ("time of a step", "milliseconds", timed, STEP_TIMES, 1000.0),
+        ("memory", "GB", timed, MEMORY, 1e-9),
+    ]
+    panels = []
+    for title, y, lines, names, scale in wanted:
+        curves = [
+            Series(label, [e["step"] for e in found], [scale * e[name] for e in found])
+            for name, label in names.items()
+            if (found := [e for e in lines if e.get(name) is not None])
+        ]
+        if curves:
+            panels.append(LossPanel(title=title, curves=curves, y=y))
+    return panels
+
+
+def sample_timelines(run: Path) -> list[SampleTimeline]:
+    """Return what the model made of each prompt, by step."""
+    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for step, sample in samples(run):
+        shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in sample.text)
+        found.setdefault((sample.title, sample.prompt), []).append((step, shown))
+    return [SampleTimeline(title, prompt, texts) for (title, prompt), texts in found.items()]
+
+
+def commands(run: Path, kind: str, *, finished: bool) -> list[tuple[str, str]]:
+    """Return the command that started a run, where, and the one that resumes it."""
+    lines = []
+    started = Provenance.read(run)
+    if started is not None and started.command is not None:
+        lines = [("started with", started.command), ("in the folder", started.folder)]
+    if started is not None:
+        versions = f"kinfolk {started.kinfolk}, torch {started.torch}, Python {started.python}"
+        lines.append(("versions", versions))
+    if not finished:
+        command = Processes.from_environment().command(f"{kind} --resume {shlex.quote(str(run))}")
+        lines.append(("resume with", command))
+    return lines
 
 
 def recipe_baselines(recipe: Recipe) -> Baselines:
