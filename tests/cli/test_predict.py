@@ -267,6 +267,7 @@ MISTAKES = [
     ("{scale} {file} --columns sentence,", "1 text, but the model was trained on pairs of texts"),
     ("{scale} {lines}", "row 1 has 1 text, but the model was trained on pairs of texts"),
     ("{ner} {squad}", "is JSON, not words in columns"),
+    ("{ner} {file}", "line 2 of {file} has texts, not words in columns: give one word per line"),
     ("{mood} {file} --device gpu", "unknown device 'gpu'"),
 ]
 
