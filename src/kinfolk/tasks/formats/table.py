@@ -42,23 +42,11 @@ def detect_table(file: LabelledFile) -> FileSpec | None:
     lines = [line for line in file.sample_lines if line.strip()]
     if not (file.is_json or file.is_delimited or all("\t" in line for line in lines)):
         return None
-    check_comma(file)
+    file.check_commas()
     columns, header = find_columns(file)
     if columns is None or (file.is_json and columns.label is None and len(columns.texts) == 1):
         return None
     return table_spec(file, columns, header)
-
-
-def check_comma(file: LabelledFile) -> None:
-    """Refuse a .csv file whose lines have semicolons or tabs where commas should be."""
-    if file.suffix != ".csv" or any(len(cells) > 1 for cells in file.sample_cells):
-        return
-    for name, separator in (("semicolons", ";"), ("tabs", "\t")):
-        if all(separator in cells[0] for cells in file.sample_cells):
-            raise UserError(
-                f"the columns of {file} are separated by {name}, and those of a .csv file by "
-                "commas: save it with commas, or with tabs as a .tsv file"
-            )
 
 
 def read_table(
