@@ -5,20 +5,34 @@ python benchmarks/ngrams.py --kenlm BIN --megabytes 10 300 --order 5 --out ngram
 BIN has KenLM's lmplz, build_binary and query. The text is drawn: phrases of words by Zipf's law,
 so that n-grams repeat as in real text. Both sides count the same text to the same sizes, and score
 the same held-out lines with the same perplexity. Times are those of the CPU (user and system), as
-other programs may run; memory is the largest resident set of the process. With --kenlm-python, the
-folder of KenLM's Python module, its queries are measured too.
+other programs may run; memory is the largest resident set of the process, and the largest part of
+it that is not a mapped file. With --kenlm-python, the folder of KenLM's Python module, its queries
+are measured too.
+
+python benchmarks/ngrams.py --text FILE ... --megabytes 10 100 300 1000 --out memory.jsonl
+
+counts lines of real text instead (plain, .gz or .xz; words between spaces, the 50,000 most frequent
+and <unk>). More megabytes than the files have are copies of them in which a quarter of the words
+are drawn from the text at random: three of four 5-grams of a copy are new, so that the number of
+n-grams grows with the text.
 """
 
 import argparse
+import gzip
 import json
+import lzma
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +40,9 @@ from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.hub.arpa import word_tokenizer
 
 VOCAB, PHRASES, LINE, HELD_OUT = 50_000, 400_000, 20, 400_000
+CHANGED = 0.25  # of the words of a copy
 LETTERS = "etaoinshrdlucmfw"
+LineBlock: TypeAlias = tuple[np.ndarray, np.ndarray]  # ids, and the number of ids of each line
 PYTHON_QUERY = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
@@ -64,29 +80,106 @@ def draw(tokens: int, seed: int) -> np.ndarray:
     return ids
 
 
-def write_text(path: Path, ids: np.ndarray, names: np.ndarray) -> int:
-    """Write lines of words; return their bytes."""
+@dataclass(frozen=True)
+class Lines:
+    """Lines of word ids; more tokens than it has are copies with changed words."""
+
+    ids: np.ndarray
+    sizes: np.ndarray
+    tokens: int
+
+    def blocks(self) -> Iterator[LineBlock]:
+        """Yield the lines in blocks of a thousand."""
+        ends = np.cumsum(self.sizes)
+        done, copy = 0, 0
+        while done < self.tokens:
+            rng = np.random.default_rng(copy)
+            for first in range(0, len(ends), 1000):
+                sizes = self.sizes[first : first + 1000]
+                ids = self.ids[ends[first] - sizes[0] : ends[first + len(sizes) - 1]]
+                if copy:
+                    changed = rng.random(len(ids)) < CHANGED
+                    others = self.ids[rng.integers(0, len(self.ids), len(ids))]
+                    ids = np.where(changed, others, ids)
+                yield ids, sizes
+                done += len(ids)
+                if done >= self.tokens:
+                    return
+            copy += 1
+
+
+def drawn_lines(ids: np.ndarray) -> Lines:
+    """Return lines of equal length."""
+    sizes = np.diff([*range(0, len(ids), LINE), len(ids)])
+    return Lines(ids, sizes, len(ids))
+
+
+def drawn_text(megabytes: int) -> tuple[Lines, Lines, list[str]]:
+    """Return drawn lines to count, held-out lines and the words; the last is <unk>."""
+    names = np.array(words())
+    mean = float(np.mean([len(name) for name in names[draw(100_000, 1)]])) + 1
+    ids, held = draw(int(megabytes * 1e6 / mean), 1), draw(HELD_OUT, 2)
+    seen, ids = np.unique(ids, return_inverse=True)  # lmplz knows the words of the text only
+    held = np.where(np.isin(held, seen), np.searchsorted(seen, held), len(seen))
+    return drawn_lines(ids), drawn_lines(held), [*names[seen].tolist(), "<unk>"]
+
+
+def read_lines(paths: Sequence[Path]) -> Iterator[list[str]]:
+    """Yield the words of each line that has any."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    for path in paths:
+        with openers.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
+            yield from filter(None, map(str.split, file))
+
+
+def real_text(paths: Sequence[Path], megabytes: int) -> tuple[Lines, Lines, list[str]]:
+    """Return lines of files to count, their last as held-out lines, and the words."""
+    counts = Counter(chain.from_iterable(read_lines(paths)))
+    names = [word for word, _ in counts.most_common(VOCAB) if word != "<unk>"]
+    number = {word: n for n, word in enumerate(names)}
+    names.append("<unk>")
+    sizes, parts = list[int](), list[np.ndarray]()
+    for line in read_lines(paths):
+        sizes.append(len(line))
+        parts.append(np.array([number.get(word, len(names) - 1) for word in line], np.int32))
+    ids, line_sizes = np.concatenate(parts), np.array(sizes)
+    counted = len(ids) - min(HELD_OUT, len(ids) // 10)
+    cut = int(np.searchsorted(np.cumsum(line_sizes), counted, "right"))
+    start = int(line_sizes[:cut].sum())
+    held = Lines(ids[start:], line_sizes[cut:], len(ids) - start)
+    letters = np.array([len(name.encode()) + 1 for name in names])
+    tokens = int(megabytes * 1e6 / float(letters[ids[:start]].mean()))
+    return Lines(ids[:start], line_sizes[:cut], tokens), held, names
+
+
+def write_text(path: Path, lines: Lines, names: Sequence[str]) -> None:
+    """Write lines of words."""
+    table = np.array(names)
     with path.open("w", encoding="utf-8") as file:
-        for start in range(0, len(ids), 1000 * LINE):
-            part = names[ids[start : start + 1000 * LINE]].tolist()
-            file.writelines(" ".join(part[n : n + LINE]) + "\n" for n in range(0, len(part), LINE))
-    return path.stat().st_size
+        for ids, sizes in lines.blocks():
+            for line in np.split(table[ids], np.cumsum(sizes)[:-1]):
+                file.write(" ".join(line.tolist()) + "\n")
 
 
-def write_corpus(folder: Path, ids: np.ndarray, names: list[str]) -> None:
-    """Write the same lines as a corpus, each a document."""
-    tokenizer = word_tokenizer(names)
-    with CorpusWriter(folder, tokenizer) as writer:
-        for start in range(0, len(ids), 1000 * LINE):
-            part = ids[start : start + 1000 * LINE]
-            sizes = np.diff([*range(0, len(part), LINE), len(part)]).astype(np.int32)
+def write_corpus(folder: Path, lines: Lines, names: list[str]) -> tuple[int, int]:
+    """Write lines as a corpus, each a document; return the tokens and the bytes of the words."""
+    letters = np.array([len(name.encode()) + 1 for name in names])
+    tokens, size = 0, 0
+    with CorpusWriter(folder, word_tokenizer(names)) as writer:
+        for ids, sizes in lines.blocks():
             one = np.ones(len(sizes), np.int64)
-            writer.add(EncodedDocuments(part, sizes, one, one), ["drawn"] * len(sizes))
+            document = EncodedDocuments(ids, sizes.astype(np.int32), one, one)
+            writer.add(document, ["line"] * len(sizes))
+            tokens, size = tokens + len(ids), size + int(letters[ids].sum())
+    return tokens, size
 
 
-def measured(command: list[Any], **streams: Any) -> tuple[float, float, float]:
-    """Run a command on one core; return CPU seconds, wall seconds and the peak in MB."""
-    began, peak, done = time.monotonic(), 0, 0
+def measured(command: list[Any], **streams: Any) -> tuple[float, float, float, float]:
+    """Run a command on one core; return CPU and wall seconds, and two peaks in MB.
+
+    The first is the largest resident set, the second the largest part of it without mapped files.
+    """
+    began, peak, own, done = time.monotonic(), 0, 0, 0
     pinned = ["taskset", "-c", "0", *map(str, command)]
     process = subprocess.Popen(pinned, **streams, env=os.environ | {"OMP_NUM_THREADS": "1"})
     while not done:
@@ -94,12 +187,14 @@ def measured(command: list[Any], **streams: Any) -> tuple[float, float, float]:
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
         if match := re.search(r"VmHWM:\s+(\d+) kB", status):
             peak = int(match[1])
+        if match := re.search(r"RssAnon:\s+(\d+) kB", status):
+            own = max(own, int(match[1]))
         time.sleep(0.02)
         done, code, used = os.wait4(process.pid, os.WNOHANG)
     process.returncode = os.waitstatus_to_exitcode(code)
     if process.returncode:
         raise SystemExit(f"{' '.join(pinned)} failed")
-    return used.ru_utime + used.ru_stime, time.monotonic() - began, peak / 1024
+    return used.ru_utime + used.ru_stime, time.monotonic() - began, peak / 1024, own / 1024
 
 
 def count(corpus: Path, order: int, out: Path) -> None:
@@ -118,7 +213,7 @@ def count(corpus: Path, order: int, out: Path) -> None:
     (out / "sizes.json").write_text(json.dumps([bos, eos, *model.config.sizes]))
 
 
-def score(folder: Path, ids: np.ndarray) -> tuple[float, float]:
+def score(folder: Path, held: Lines) -> tuple[float, float]:
     """Score held-out lines with our model; return seconds and the perplexity."""
     import torch
     from safetensors.torch import load_file
@@ -131,7 +226,7 @@ def score(folder: Path, ids: np.ndarray) -> tuple[float, float]:
     with torch.device("meta"):
         model = NGram(NGramConfig(vocab_size=sizes[0], order=len(sizes), sizes=tuple(sizes)))
     model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
-    lines = [ids[n : n + LINE] for n in range(0, len(ids), LINE)]
+    lines = [line for ids, ends in held.blocks() for line in np.split(ids, np.cumsum(ends)[:-1])]
     seconds = []
     for _ in range(3):  # the first also reads the file
         began = time.process_time()
@@ -154,25 +249,21 @@ def query(binaries: Path, model: Path, text: Path) -> tuple[float, float]:
 
 
 def compare(
-    megabytes: int, order: int, binaries: Path | None, module: Path | None, home: Path
+    text: tuple[Lines, Lines, list[str]],
+    order: int,
+    binaries: Path | None,
+    module: Path | None,
+    home: Path,
 ) -> dict[str, Any]:
-    """Measure one size of text."""
-    names = np.array(words())
-    mean = float(np.mean([len(name) for name in names[draw(100_000, 1)]])) + 1
-    tokens = int(megabytes * 1e6 / mean)
-    ids, held = draw(tokens, 1), draw(HELD_OUT, 2)
-    seen, ids = np.unique(ids, return_inverse=True)  # lmplz knows the words of the text only
-    held = np.where(np.isin(held, seen), np.searchsorted(seen, held), len(seen))
-    names = np.append(names[seen], "<unk>")
-    size = write_text(home / "text", ids, names)
-    write_text(home / "held", held, names)
-    write_corpus(home / "corpus", ids, names.tolist())
+    """Measure one text."""
+    lines, held, names = text
+    tokens, size = write_corpus(home / "corpus", lines, names)
     ours = home / "ours"
     ours.mkdir()
     own = [sys.executable, __file__, "--count", home / "corpus", "--order", order, "--at", ours]
-    cpu, wall, peak = measured(own)
+    cpu, wall, peak, anonymous = measured(own)
     seconds, perplexity = score(ours, held)
-    per_token = 1e6 / (len(held) + len(held) // LINE)
+    per_token = 1e6 / (held.tokens + len(held.sizes))
     row: dict[str, Any] = {
         "megabytes": round(size / 1e6, 1),
         "tokens": tokens,
@@ -181,10 +272,13 @@ def compare(
         "count_cpu_s": round(cpu, 1),
         "count_wall_s": round(wall, 1),
         "peak_mb": round(peak),
+        "peak_own_mb": round(anonymous),
         "query_us": round(seconds * per_token, 3),
         "perplexity": round(perplexity, 3),
     }
     if binaries is not None:
+        write_text(home / "text", lines, names)
+        write_text(home / "held", held, names)
         with (home / "text").open() as source, (home / "x.arpa").open("wb") as arpa:
             command = [binaries / "lmplz", "-o", order, "-S", "1G", "-T", home]
             found = measured(command, stdin=source, stdout=arpa, stderr=subprocess.DEVNULL)
@@ -208,6 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure every size, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10])
+    parser.add_argument("--text", type=Path, nargs="+", help="files of real text to count")
     parser.add_argument("--order", type=int, default=5)
     parser.add_argument("--kenlm", type=Path, help="folder of lmplz, build_binary and query")
     parser.add_argument("--kenlm-python", type=Path, help="folder of the module kenlm")
@@ -220,7 +315,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     for megabytes in options.megabytes:
         with tempfile.TemporaryDirectory(prefix="kinfolk-benchmark-") as home:
-            row = compare(megabytes, options.order, options.kenlm, options.kenlm_python, Path(home))
+            text = real_text(options.text, megabytes) if options.text else drawn_text(megabytes)
+            row = compare(text, options.order, options.kenlm, options.kenlm_python, Path(home))
         print(
             "\n".join(f"{name:20} {value}" for name, value in row.items()), end="\n\n", flush=True
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.runs import text
@@ -147,17 +148,42 @@ def test_other_ids_are_not_timed(preparing: ModuleType, tmp_path: Path) -> None:
         preparing.check(corpus, texts[:-1], tokenizer._backend)
 
 
-def test_ngrams_are_counted_and_scored_in_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def ngrams(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         "benchmark_of_ngrams", FILE.with_name("ngrams.py")
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look it up
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "HELD_OUT", 2000)
-    module.main(["--megabytes", "1", "--order", "3", "--out", str(tmp_path / "out.jsonl")])
+    return module
+
+
+def test_real_text_is_copied_with_a_quarter_of_its_words_changed(
+    ngrams: ModuleType, tmp_path: Path
+) -> None:
+    lines = [f"the number {i} of the long line {i * i} is {i % 7}\n" for i in range(3000)]
+    (tmp_path / "text.txt").write_text("".join(lines), encoding="utf-8")
+    text, held, names = ngrams.real_text([tmp_path / "text.txt"], 1)
+    assert len(text.ids) + len(held.ids) == 10 * 3000 and names[-1] == "<unk>"
+    blocks = [ids for ids, _ in text.blocks()]
+    ids = np.concatenate(blocks)
+    assert text.tokens <= len(ids) < text.tokens + 10_000
+    first, second = ids[: len(text.ids)], ids[len(text.ids) : 2 * len(text.ids)]
+    assert np.array_equal(first, text.ids)
+    changed = (first != second).mean()
+    assert 0.2 < changed < 0.25  # some are drawn as they were
+
+
+def test_ngrams_are_counted_and_scored_in_small(
+    ngrams: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ngrams, "HELD_OUT", 2000)
+    ngrams.main(["--megabytes", "1", "--order", "3", "--out", str(tmp_path / "out.jsonl")])
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
     assert row["tokens"] > 100_000 and len(row["sizes"]) == 3
     assert row["peak_mb"] > 50 and row["query_us"] > 0 and row["perplexity"] < 1000

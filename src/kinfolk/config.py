@@ -444,7 +444,7 @@ def _class(name: str) -> type[Any] | None:
 
 def _read_object(path: Path, group: str) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors may add a BOM
         value = _read_yaml(text, path) if path.suffix in (".yaml", ".yml") else json.loads(text)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None

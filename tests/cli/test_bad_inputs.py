@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import zstandard
+from safetensors.torch import save_file
 
 from kinfolk.workflows.finetune import finetune
 from support.bad_json import edited, json_mistakes
@@ -504,6 +506,22 @@ MISTAKES = [
     ("audit {tmp}/[/x]", "{tmp}/[/x] matches no file"),
     ("audit {tmp}/\x1b[31mred", "x1b[31mred matches no file"),
     ("evaluate {gpt2} --length 100000000000 --text {text}", "--length"),
+    # What strangers bring.
+    ("generate {gpt2} --prompts {bad}/empty.txt", "{bad}/empty.txt has no prompts: pass a file"),
+    ("generate {gpt2} --prompts {bad}", "{bad} is a folder: pass a file with one JSON object"),
+    ("import {bad}/rows.jsonl -o {new}", "{bad}/rows.jsonl is a file: give the folder of the"),
+    ("import {bad}/pointer -o {new}", "pointer/model.safetensors is a Git LFS pointer, not the"),
+    ("import {bad}/integers -o {new}", "has no floating-point tensors (its types: torch.int32)"),
+    (
+        "finetune {bert} --train {bad}/semicolons.csv -o {new}",
+        "{bad}/semicolons.csv are separated by semicolons, and those of a .csv file by commas",
+    ),
+    ("finetune {bert} --train {bad}/tabs.csv -o {new}", "{bad}/tabs.csv are separated by tabs"),
+    (
+        "evaluate {classifier} --test {bad}/films.txt",
+        "no row has a label of the model (bad, good): the labels of the rows are film (30)",
+    ),
+    ("evaluate {bert} --test {labels}", "score it with a prompt: kinfolk evaluate --formulation"),
 ]
 
 
@@ -539,7 +557,18 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, file in (("release", "elmo_options.json"), ("weights", "elmo_weights.hdf5")):
         (folder / name).mkdir()
         (folder / name / file).write_text("{}", encoding="utf-8")
-    (folder / "foreign").mkdir()
+    for name, separator in (("semicolons", ";"), ("tabs", "\t")):
+        lines = [f"a film {i}{separator}{'good' if i % 2 else 'bad'}" for i in range(30)]
+        (folder / f"{name}.csv").write_text("\n".join([f"text{separator}label", *lines]))
+    (folder / "films.txt").write_text("".join(f"film {i} was dull\n" for i in range(30)))
+    for name in ("foreign", "pointer", "integers"):
+        (folder / name).mkdir()
+    for name in ("pointer", "integers"):
+        (folder / name / "config.json").write_text('{"model_type": "bert"}')
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (folder / "pointer" / "model.safetensors").write_text(pointer)
+    integers = {"embeddings.word_embeddings.weight": torch.ones(3, 4, dtype=torch.int32)}
+    save_file(integers, folder / "integers" / "model.safetensors")
     (folder / "foreign" / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")
     return folder
 

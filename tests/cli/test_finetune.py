@@ -267,6 +267,22 @@ def test_what_is_mended_or_cut_is_said(kinfolk: Kinfolk, files: Path, tmp_path: 
     assert "of 36 rows truncated to 8 tokens (--length)" in ok(said).err
 
 
+def test_questions_whose_answers_are_all_elsewhere_are_one_sentence(
+    kinfolk: Kinfolk, tmp_path: Path
+) -> None:
+    asked = [
+        {"id": f"q{i}", "question": "Who?", "answers": [{"text": "The dog", "answer_start": 99}]}
+        for i in range(12)
+    ]
+    data = {"data": [{"paragraphs": [{"context": "The cat sat.", "qas": asked}]}]}
+    (tmp_path / "lost.json").write_text(json.dumps(data))
+    said = kinfolk("finetune", "bert/nano", "--train", tmp_path / "lost.json", "-o",
+                   tmp_path / "run", *QUICK)  # fmt: skip
+    assert said.code == 2
+    assert "lost.json has no rows to learn from: 12 answers not found in their" in said.sentence
+    assert not (tmp_path / "run").exists()
+
+
 def test_labels_that_only_dev_has_are_named(kinfolk: Kinfolk, files: Path, tmp_path: Path) -> None:
     (tmp_path / "dev.tsv").write_text((files / "dev.tsv").read_text() + "a day\tneutral\n")
     said = kinfolk("finetune", "bert/nano", "--train", files / "train.tsv", "--dev",
@@ -316,7 +332,8 @@ MISTAKES = [
     ("{t5} --train {files}/train.en --target {files}/none -o {new}", "no such file: {files}/none"),
     (
         "bert/nano --train {files}/train.en --target {files}/train.de -o {new}",
-        "bert does not support write tasks",
+        "bert does not support write tasks (supported: classify, regress, choose, tag, span, coref)"
+        ": choose another family, or say what {files}/train.en holds with --task",
     ),
     ("bert/nano --train {train} -o {new} --length 9999", "--length 9999 exceeds"),
     ("bert/nano --train {train} -o {new} --length 4", "--length must be at least 8 (got 4)"),

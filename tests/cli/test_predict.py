@@ -267,6 +267,8 @@ MISTAKES = [
     ("{scale} {file} --columns sentence,", "1 text, but the model was trained on pairs of texts"),
     ("{scale} {lines}", "row 1 has 1 text, but the model was trained on pairs of texts"),
     ("{ner} {squad}", "is JSON, not words in columns"),
+    ("{mood} {semi}", "the columns of {semi} are separated by semicolons, and those of a .csv"),
+    ("{ner} {file}", "line 2 of {file} has texts, not words in columns: give one word per line"),
     ("{mood} {file} --device gpu", "unknown device 'gpu'"),
 ]
 
@@ -288,6 +290,7 @@ def test_a_mistake_is_one_sentence(
         "lines": tables.write(tmp_path / "lines.txt", ["a day", "a night"]),
         "squad": tables.questions(tmp_path / "squad.json"),
         "pairs": tables.write(tmp_path / "pairs.tsv", ["text1\ttext2", "a day\ta night"]),
+        "semi": tables.write(tmp_path / "semi.csv", ["sentence;label", "a day;good"]),
         "bert": runs["bert"],
         "file": tables.table(tmp_path / "new.tsv", 4),
         "ragged": tables.write(tmp_path / "ragged.tsv", ["sentence\tlabel", "a day\tgood", "a"]),

@@ -402,6 +402,25 @@ def test_a_folder_of_test_data_is_found_once_with_json_and_without_hidden_files(
     assert corpus.documents == 2  # what only the hidden file holds is kept
 
 
+def test_reading_test_data_is_part_of_the_progress(tmp_path: Path) -> None:
+    words = [" ".join(f"{start}{i}" for i in range(20)) for start in "abcd"]
+    text = tmp_path / "a.txt"
+    text.write_text("\n\n".join(words[:2]))
+    (tmp_path / "tests").mkdir()
+    for name, line in zip(("1.txt", "2.txt"), words[2:], strict=True):
+        (tmp_path / "tests" / name).write_text(line)
+    heard: list[tuple[int, int | None]] = []
+    corpus = prepare(
+        *(text, BYTE, tmp_path / "c"),
+        decontaminate=tmp_path / "tests",
+        progress=lambda read, whole: heard.append((read, whole)),
+    )
+    assert corpus.documents == 2
+    sizes = [len(line) for line in words[2:]]
+    whole = sum(sizes) + text.stat().st_size
+    assert heard == [(sizes[0], whole), (sum(sizes), whole), (whole, whole)]
+
+
 def test_a_change_of_test_data_starts_again(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     test = tmp_path / "tests" / "a.json"

@@ -95,6 +95,14 @@ def test_whoever_may_read_the_config_may_read_the_weights(gpt2: Path) -> None:
     assert (gpt2 / WEIGHTS).stat().st_mode == (gpt2 / "config.json").stat().st_mode
 
 
+def test_a_config_that_an_editor_saved_with_a_byte_order_mark_is_read(gpt2: Path) -> None:
+    before = load_model(gpt2)
+    for name in ("config.json", "kinfolk.json"):
+        if (gpt2 / name).is_file():
+            (gpt2 / name).write_bytes(b"\xef\xbb\xbf" + (gpt2 / name).read_bytes())
+    assert load_model(gpt2).config == before.config
+
+
 def test_half_precision_is_saved_as_such_and_opened_in_float32(tmp_path: Path) -> None:
     save(tmp_path, CONFIGS["gpt2"].build().bfloat16(), None)
     assert load_file(tmp_path / WEIGHTS)["transformer.wte.weight"].dtype == torch.bfloat16

@@ -110,6 +110,7 @@ def test_the_order_of_lengths_differs_by_epoch_and_seed(special_tokens: Any) -> 
 
 def test_without_variable_length_all_rows_are_full(special_tokens: Any) -> None:
     way = bptt(special_tokens, 30, variable_length=False)
+    assert (way.row_length, replace(way, variable_length=True).row_length) == (30, None)
     feed = ContiguousDataset(way, documents(), batch_size=4)
     assert set(shapes(feed, 0)) == {30}
 

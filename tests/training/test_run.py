@@ -253,14 +253,20 @@ def test_a_network_whose_shapes_depend_on_the_texts_has_no_static_rows() -> None
         static_row_length(work)
 
 
-def test_whole_rows_of_an_lstm_language_model_are_replayed_where_the_settings_say_so() -> None:
+def test_whole_rows_of_an_lstm_language_model_are_replayed_where_they_have_one_length() -> None:
     work, cuda = Toy(TrainConfig()), torch.device("cuda")
     work.row_length, work.model = 8, replace(ULMFIT.config("nano"), vocab_size=8).build()
-    assert optimizer_step(work, cuda, bfloat16=False).graphed is None
-    work.train = TrainConfig(cuda_graph="yes")
-    assert static_row_length(work) is None
-    assert optimizer_step(work, cuda, bfloat16=False).graphed is not None
-    assert optimizer_step(work, torch.device("cpu"), bfloat16=False).graphed is None
+    assert static_row_length(work) is None  # not compiled
+    for setting, length, replayed in (
+        ("auto", 8, True),
+        ("auto", None, False),  # lengths vary from batch to batch
+        ("yes", None, True),
+        ("no", 8, False),
+    ):
+        work.train, work.row_length = TrainConfig(cuda_graph=setting), length
+        step = optimizer_step(work, cuda, bfloat16=False)
+        assert (step.graphed is not None) == replayed
+        assert optimizer_step(work, torch.device("cpu"), bfloat16=False).graphed is None
 
 
 def test_batches_of_a_recurrent_network_come_with_their_texts() -> None:

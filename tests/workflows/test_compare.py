@@ -13,6 +13,8 @@ import pytest
 
 import kinfolk
 from kinfolk import UserError
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.prepare import train_tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.budget import Cost
@@ -370,6 +372,23 @@ def test_tokenizers_that_no_entrant_has_are_not_trained(
     assert corpora["bert/nano"] == "wordpiece"
     assert {corpora[name] for name in ("gpt2/nano", "unigram", "bilstm/nano")} == {"bpe"}
     assert plan.corpus["tokenizer"] == "byte-level BPE, 400 tokens, of its own kind for each family"
+
+
+def test_tokenizer_folders_of_one_name_are_two_tokenizers(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for place, kind in (("a", "bpe"), ("b", "byte")):
+        train_tokenizer(inputs[0], kind=kind, vocab_size=400).save(tmp_path / place / "bpe")
+    entrants = [f"{place}=gpt2/nano tokenizer={tmp_path / place / 'bpe'}" for place in "ab"]
+    chosen = {**SMALL, "length": 8}
+    amounts, jobs = {"tokens": chosen.pop("tokens")}, chosen.pop("jobs")
+    options = race_options(entrants, inputs[0], amounts, **chosen)
+    plan = make_plan(options, tmp_path / "race", jobs=jobs, on_message=lambda message: None)
+    planned = [plan.entrant_of[name] for name in "ab"]
+    assert len({entrant.corpus for entrant in planned}) == 2
+    sizes = [Corpus.open(entrant.corpus).tokens for entrant in planned]
+    assert sizes[0] < sizes[1]  # bytes are more tokens
+    assert all(Path(entrant.corpus).name.startswith("bpe-") for entrant in planned)
 
 
 def test_texts_that_networks_do_not_read_to_their_ends_are_counted(

@@ -15,7 +15,11 @@ import pytest
 from kinfolk.data.prepare import prepare, train_tokenizer
 from kinfolk.workflows.evaluate import evaluate
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import InitialWeights, parse_initial_weights
+from kinfolk.workflows.finetune_recipe import (
+    FineTuneRecipe,
+    InitialWeights,
+    parse_initial_weights,
+)
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
 
@@ -28,6 +32,7 @@ YEAR = re.compile(r"\b(1\d|20)\d\d\b")
 MONTH = re.compile(
     r"\b(January|February|March|April|May|June|July|August|September|October|November|December)\b"
 )
+FRESH = (True, False)  # new weights, and those of a short pretraining
 ANSWER_TYPES = ("date", "name", "number", "phrase")
 JOINING = {"and", "de", "for", "in", "of", "the"}  # lower case within names
 
@@ -65,14 +70,14 @@ def answer_type(answer: str) -> str:
 
 
 def questions(real: Path) -> tuple[Labelled, Labelled]:
-    """Return questions of SQuAD by the type of their answer, 300 of each, and 250 to test on.
+    """Return questions of SQuAD by the type of their answer, 100 of each, and 250 to test on.
 
     Those to test on are of other articles.
     """
     with lzma.open(real / "squad" / "train-v1.1.json.xz", "rt", encoding="utf-8") as file:
         articles = json.load(file)["data"]
     draw, splits = random.Random(0), []
-    for first, count in ((0, 300), (1, 250)):
+    for first, count in ((0, 100), (1, 250)):
         by_type: dict[str, Labelled] = {name: [] for name in ANSWER_TYPES}
         for article in articles[first::2]:
             for asked in (asked for part in article["paragraphs"] for asked in part["qas"]):
@@ -133,20 +138,13 @@ def test_text_to_text_learns_topics_by_default(name: str, real: Path, tmp_path: 
     assert accuracy(name, rows, tmp_path / "run", length=48) > majority(*rows) + 0.3
 
 
-@pytest.fixture(scope="module")
-def head_accuracy(real: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Return the accuracy of BERT, which has a head, on questions."""
-    return accuracy("bert/nano", questions(real), tmp_path_factory.mktemp("bert") / "run")
-
-
 @pytest.mark.parametrize("name", ["t5/nano", "transformer/nano"])
-def test_text_to_text_classifies_questions_nearly_like_a_head(
-    name: str, real: Path, tmp_path: Path, head_accuracy: float
+def test_text_to_text_learns_from_few_questions_by_default(
+    name: str, real: Path, tmp_path: Path
 ) -> None:
+    """Three epochs at 5e-3 reach 0.36 and 0.25."""
     rows = questions(real)
-    found = accuracy(name, rows, tmp_path / "run")
-    assert found > majority(*rows) + 0.2
-    assert found > head_accuracy - 0.12
+    assert accuracy(name, rows, tmp_path / "run") > majority(*rows) + 0.15
 
 
 def test_a_short_pretraining_does_no_harm(real: Path, tmp_path: Path) -> None:
@@ -159,10 +157,12 @@ def test_a_short_pretraining_does_no_harm(real: Path, tmp_path: Path) -> None:
     rows = titles(real)
     new, pretrained = (
         accuracy(start, rows, tmp_path / f"run-{start.fresh}", length=32)
-        for start in (
-            parse_initial_weights(folder, from_scratch=True),
-            parse_initial_weights(folder),
-        )
+        for start in (parse_initial_weights(folder, from_scratch=fresh) for fresh in FRESH)
     )
     assert new > majority(*rows) + 0.15
     assert pretrained > new - 0.05
+    # Both were trained as raw weights; the scores alone would not show it (0.31 and, as published
+    # weights, 0.30).
+    recipes = [FineTuneRecipe.read(tmp_path / f"run-{fresh}" / "recipe.json") for fresh in FRESH]
+    assert [recipe.is_raw for recipe in recipes] == [True, True]
+    assert recipes[0].train.lr == recipes[1].train.lr

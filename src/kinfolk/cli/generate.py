@@ -237,9 +237,15 @@ def read_prompts(path: Path, field: str) -> Iterator[str]:
     from kinfolk.data.files import STDIN, open_input
 
     if path != STDIN and not path.is_file():
-        raise UserError(f"{path} does not exist: pass a file with one JSON object per line")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"{path} {problem}: pass a file with one JSON object per line")
+    empty = True
     with open_input(path) as source:
-        yield from read_jsonl(source, field)
+        for prompt in read_jsonl(source, field):
+            yield prompt
+            empty = False
+    if empty:
+        raise UserError(f"{path} has no prompts: pass a file with one JSON object per line")
 
 
 @command('kinfolk fill runs/bert "The [MASK] sat on the mat."', panel=USE)

@@ -262,6 +262,8 @@ MAX_EVALUATION_FILES = 100_000  # in a folder
 # Of all files and of their text, whose n-grams take some six times as much memory.
 MAX_EVALUATION_BYTES = 1 << 29
 
+OnRead = Callable[[Path, int], None]  # receives a file, and the bytes that are read of it
+
 
 @dataclass(frozen=True)
 class NgramMatch:
@@ -291,7 +293,7 @@ def _too_large_error(paths: Sequence[Path], found: str) -> UserError:
 class ContaminationIndex:
     """The n-grams of evaluation files: about 32 bytes each."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], on_read: OnRead = lambda file, read: None) -> None:
         self.files = list(evaluation_files(paths))
         parts, size = [], 0
         for number, document in self._documents():
@@ -299,6 +301,7 @@ class ContaminationIndex:
             if size > MAX_EVALUATION_BYTES:  # compressed files have more text than bytes
                 raise _too_large_error(paths, f"{size:,} bytes of text are")
             parts += self._ngrams(number, document)
+            on_read(self.files[number], document.bytes_read)
         if not parts:
             raise UserError(
                 f"nothing in {', '.join(map(str, paths))} has {NGRAM_WORDS} words in a row: texts "
@@ -462,9 +465,10 @@ class DecontaminationFilter(DocumentFilter):
         documents: Iterable[Document],
         evaluation: Sequence[Path],
         on_drop: OnDrop = lambda dropped: None,
+        on_read: OnRead = lambda file, read: None,
     ) -> None:
         super().__init__(documents, [CONTAMINATED], on_drop)
-        self._index = ContaminationIndex(evaluation)
+        self._index = ContaminationIndex(evaluation, on_read)
 
     def check(self, document: Document) -> Dropped | None:
         """Return the first n-gram that an evaluation file has too, and where."""

@@ -32,6 +32,7 @@ from kinfolk.data.dedup import (
     Dropped,
     EmptyFilter,
     OnDrop,
+    OnRead,
     evaluation_files,
     left_out_summary,
 )
@@ -330,7 +331,7 @@ def prepare(
     folder that is skipped; with `strict`, a skipped file is an error. `workers=None` chooses a
     number by the size of the text. With `shard="2/8"` only the second of eight parts is prepared,
     which `merge_shards` joins to the same corpus. `progress` receives the bytes read so far and the
-    bytes of all files; `on_message` receives messages for the user.
+    bytes of all files, those of `decontaminate` first; `on_message` receives messages for the user.
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
@@ -364,7 +365,7 @@ def prepare(
         disk_full_as_user_error(out),
     ):
         if not part.complete:
-            _write(work, part, workers, progress_reporter(work.sizes(), progress), on_message)
+            _write(work, part, workers, progress, on_message)
     return Corpus.open(out, shard=part_of is not None)
 
 
@@ -472,7 +473,22 @@ class PrepareConfig:
         """Stream the documents of the files, or of the shard."""
         return read_files(list(self.files), self.options, named=self.named, parts=self.parts)
 
-    def filters(self, documents: Iterable[Document], on_drop: OnDrop) -> list[DocumentFilter]:
+    def reporters(self, progress: Progress) -> tuple[OnRead, OnRead]:
+        """Return functions that report what is read of the evaluation files and of the text.
+
+        Evaluation files are read first, and are part of the bytes of all files.
+        """
+        sizes = [*self.evaluation.values(), *self.sizes().values()]
+        total = None if None in sizes else sum(size or 0 for size in sizes)
+        before = sum(size or 0 for size in self.evaluation.values())
+        return (
+            progress_reporter(self.evaluation, lambda read, _: progress(read, total)),
+            progress_reporter(self.sizes(), lambda read, _: progress(before + read, total)),
+        )
+
+    def filters(
+        self, documents: Iterable[Document], on_drop: OnDrop, on_evaluation_read: OnRead
+    ) -> list[DocumentFilter]:
         """Return the filters that documents pass; the last yields those to be written."""
         filters: list[DocumentFilter] = [EmptyFilter(documents, on_drop)]
         if self.dedup is not None and self.shard is not None:
@@ -481,7 +497,10 @@ class PrepareConfig:
         elif self.dedup is not None:
             filters.append(DedupFilter(filters[-1], self.dedup, on_drop))
         if self.evaluation:
-            filters.append(DecontaminationFilter(filters[-1], list(self.evaluation), on_drop))
+            evaluation = list(self.evaluation)
+            filters.append(
+                DecontaminationFilter(filters[-1], evaluation, on_drop, on_evaluation_read)
+            )
         return filters
 
     def is_held_out(self, text: str) -> bool:
@@ -498,10 +517,11 @@ def _write(
     work: PrepareConfig,
     part: PartialCorpus,
     workers: int,
-    report: Callable[[Path, int], None],
+    progress: Progress,
     on_message: OnMessage,
 ) -> None:
     """Write the documents that an earlier run has not written."""
+    on_evaluation_read, report = work.reporters(progress)
     folders = [part.folder, *([part.folder / "holdout"] if work.holdout else [])]
     states = part.progress or (None,) * len(folders)
     with ExitStack() as stack:
@@ -514,7 +534,7 @@ def _write(
         skipped = work.skipped if work.shard is None else ()
         on_drop = stack.enter_context(dropped_file(part.folder / DROPPED_FILE, skipped))
         documents = CountedDocuments(work.read())
-        filters = work.filters(documents, on_drop)
+        filters = work.filters(documents, on_drop, on_evaluation_read)
         groups = _group_documents(work, filters[-1], writers)
         encoded = stack.enter_context(closing(encode_in_parallel(groups, work.encoder(), workers)))
         for number, ((held, group), ids) in enumerate(encoded):

@@ -19,6 +19,7 @@ from kinfolk.errors import UserError
 SAFETENSORS = "model.safetensors"
 # Weight files in order of preference; each may be split into shards, which FILE.index.json lists.
 WEIGHT_FILES = (SAFETENSORS, "pytorch_model.bin")
+LFS_POINTER = b"version https://git-lfs"
 
 
 def read_weights(folder: Path, *, integers: bool = False) -> dict[str, Tensor]:
@@ -39,6 +40,7 @@ def read_weights(folder: Path, *, integers: bool = False) -> dict[str, Tensor]:
 
 def read_tensors(file: Path, *, integers: bool = False) -> dict[str, Tensor]:
     """Read one file of named tensors; integer and boolean ones are left out by default."""
+    check_downloaded(file)
     if file.suffix == ".safetensors":
         try:
             values: Any = load_file(file)
@@ -49,6 +51,19 @@ def read_tensors(file: Path, *, integers: bool = False) -> dict[str, Tensor]:
         if not isinstance(values, dict):
             raise UserError(f"{file} holds a {type(values).__name__}, not tensors by name")
     return floating_point(values, file, integers=integers)
+
+
+def check_downloaded(file: Path) -> None:
+    """Refuse the text that Git leaves in place of a large file that was not downloaded."""
+    if not file.is_file():
+        return
+    with file.open("rb") as source:
+        start = source.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise UserError(
+            f"{file} is a Git LFS pointer, not the file itself: run git lfs pull in the "
+            "repository, or download the file"
+        )
 
 
 def floating_point(
@@ -63,6 +78,12 @@ def floating_point(
             tensors[name] = value
         elif value.is_complex():
             raise UserError(f"{file}: {name} is {value.dtype}, not a floating-point tensor")
+    if values and not tensors:
+        types = ", ".join(sorted({str(value.dtype) for value in values.values()}))
+        raise UserError(
+            f"{file} has no floating-point tensors (its types: {types}): convert the weights to "
+            "float32 or float16 where they were made"
+        )
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     if bad := [name for name, tensor in floats.items() if not bool(tensor.isfinite().all())]:
         raise UserError(
@@ -97,7 +118,7 @@ def write_safetensors(file: Path, columns: Mapping[str, tuple[int, str, Iterable
 def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8-sig"))  # editors may add a BOM
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}): copy or save it again") from error
     if not isinstance(data, dict):

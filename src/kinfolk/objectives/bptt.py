@@ -42,6 +42,11 @@ class BPTT(RecurrentCLM):
 
     loss_name = "bptt"
 
+    @property
+    def row_length(self) -> int | None:
+        """The length of the rows of every batch; None where batches differ."""
+        return None if self.variable_length else self.max_length
+
     def segment_lengths(self, total: int, rng: Rng) -> IntArray:
         """Draw lengths that add up to `total`."""
         # Deviation: the paper multiplies the learning rate of a batch by its length over the mean;

@@ -51,6 +51,11 @@ class Objective(ABC):
         """Tokens in a packed row: (decoder,) or (encoder, decoder)."""
         return (self.max_length,)
 
+    @property
+    def row_length(self) -> int | None:
+        """The length of the rows of every batch; None where batches differ."""
+        return self.max_length
+
     @abstractmethod
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Cut documents into chunks, with the size of the example of each; nothing is random."""

@@ -103,8 +103,9 @@ class TaskDataset:
         cls = task_class(self.file_spec.task)
         labels = Counter(label for row in self.rows for label in cls.row_labels(row))
         if labels:
-            noun = "tags" if cls.output == "tags" else "classes"
-            yield f"{name}: {len(labels):,} {noun}: {format_counts(labels)}"
+            one, noun = ("tag", "tags") if cls.output == "tags" else ("class", "classes")
+            counted = noun if len(labels) > 1 else one
+            yield f"{name}: {len(labels):,} {counted}: {format_counts(labels)}"
         for same in similar_labels(labels):
             yield (
                 f"{name}: {' and '.join(same)} are different {noun}: write them alike if they "

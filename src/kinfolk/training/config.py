@@ -107,7 +107,8 @@ class TrainConfig:
     cuda_graph: Literal["auto", "yes", "no"] = runtime_field(
         default="auto",
         help="replay the step as a CUDA graph; "
-        "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12",
+        "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12 "
+        "and rows have one length",
     )
     parallel: Literal["ddp", "fsdp"] = runtime_field(
         default="ddp",

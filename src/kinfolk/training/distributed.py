@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore  # torch.distributed has it without its type
 
 from kinfolk.batch import SegmentMemory
 from kinfolk.errors import Terminated, UserError
@@ -416,7 +415,7 @@ def prints_error() -> bool:
     key = f"kinfolk/error/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(address, port, is_master=False)
+        store = dist.TCPStore(address, port, is_master=False)
         return store.add(key, 1) == 1
     except (KeyError, ValueError, RuntimeError):  # torchrun has ended, and with it the store
         return os.environ.get("RANK") == "0"

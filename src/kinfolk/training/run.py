@@ -625,7 +625,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         dynamic = row_length is None
         shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
     parameters = sum(p.numel() for p in model.parameters())
-    kind, replays = TrainStep, cuda and train.replays(parameters, row_length)
+    kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
     if work.processes.pipeline > 1:
         from kinfolk.training.pipeline import PipelineStep  # takes seconds
 
@@ -682,6 +682,17 @@ def static_row_length(work: Workload) -> int | None:
             f"train.cuda_graph=yes: the shapes inside {work.model.family_name} depend on the texts "
             "of a batch, so its step cannot be replayed; leave it at auto"
         )
+    return None
+
+
+def replayed_row_length(work: Workload) -> int | None:
+    """Return the length of the rows that a CUDA graph can be recorded for; None where it varies.
+
+    A recurrent network has static shapes in batches whose rows are one text each; the others are
+    not replayed (`GraphedForwardBackward.accepts`).
+    """
+    if has_static_shapes(work.model) or work.model.static_whole_rows:
+        return work.row_length
     return None
 
 

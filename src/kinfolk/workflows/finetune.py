@@ -195,6 +195,9 @@ class FineTuneWorkload(Workload):
                     recipe.teacher, formulation, rows, instances, recipe.train.device
                 )
             sets.append([instance for group in instances for instance in group])
+            if not sets[-1]:
+                reasons = "; ".join(dataset.report.messages()) or "no row has a target"
+                raise UserError(f"{dataset.train} has no rows to learn from: {reasons}")
         messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
         for formulation, dev in zip(recipe.formulations, self.dev_rows, strict=True):
             messages += formulation.task.score_notes(dev) if dev else []

@@ -80,7 +80,7 @@ def check_model_folder(path: Path | str, *, or_corpus: bool = False) -> Path:
     if not path.exists():
         path = download_model(path, UserError(f"no such folder: {path}"))
     if not path.is_dir():
-        raise UserError(f"no such folder: {path}")
+        raise UserError(f"{path} is a file: give the folder of the model, {path.parent}")
     names = ("config.json", "recipe.json", "scores.json", *(("corpus.json",) if or_corpus else ()))
     if any((path / name).is_file() for name in names) or has_foreign_checkpoint(path):
         return path

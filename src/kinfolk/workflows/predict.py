@@ -12,7 +12,7 @@ from kinfolk.nn.task_heads import ModelWithHead, TaskModel
 from kinfolk.reports.evaluation_page import EvaluationPage, render
 from kinfolk.reports.page import write
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.dataset import RowSource, TaskDataset, open_rows, task_dataset
+from kinfolk.tasks.dataset import RowSource, TaskDataset, format_counts, open_rows, task_dataset
 from kinfolk.tasks.error_analysis import to_plain
 from kinfolk.tasks.formats.base import (
     FileSpec,
@@ -213,8 +213,8 @@ def load_predictor(
         return Predictor(model, tokenizer, formulation, dataset.file_spec)
     if not isinstance(model, ModelWithHead):
         raise UserError(
-            f"{path} was not fine-tuned: fine-tune it on labelled rows, or evaluate it with a "
-            "prompt, by the formulation prompt of kinfolk evaluate"
+            f"{path} was not fine-tuned: fine-tune it on labelled rows with kinfolk finetune, or "
+            "score it with a prompt: kinfolk evaluate --formulation prompt"
         )
     return Predictor(model, tokenizer, formulation_of_hf_model(model, tokenizer))
 
@@ -329,10 +329,16 @@ def evaluate_rows(
     """Predict rows and score the predictions, the main metric with its interval."""
     task = predictor.task
     task.check_references(rows)
+    unseen = task.unseen_labels(rows)
+    if unseen and sum(unseen.values()) == sum(len([*task.row_labels(row)]) for row in rows):
+        raise UserError(
+            f"no row has a label of the model ({', '.join(task.labels[:10])}): the labels of the "
+            f"rows are {format_counts(unseen)}; choose their column with --columns"
+        )
     predictions = predictor.predict(rows, watch=watch)
     scores = task.evaluate(rows, predictions)
     bounds = task.interval(rows, predictions, n_resamples=n_resamples, seed=seed)
-    return EvaluationResult(task, rows, predictions, scores, bounds, task.unseen_labels(rows))
+    return EvaluationResult(task, rows, predictions, scores, bounds, unseen)
 
 
 def write_evaluation_page(

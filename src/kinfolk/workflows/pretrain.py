@@ -134,7 +134,7 @@ class PretrainWorkload(Workload):
     ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
         self.processes = processes
-        self.row_length, self.layer_lr_decay = recipe.objective.max_length, recipe.layer_lr_decay
+        self.row_length, self.layer_lr_decay = recipe.objective.row_length, recipe.layer_lr_decay
         self.open_corpora()
         if recipe.vectors:
             self.fingerprints = [*self.fingerprints, vectors_fingerprint(recipe.vectors)]

@@ -1,6 +1,7 @@
 """The data of a comparison: one tokenizer and corpus for all, and the splits of labelled files.
 
-RACE/corpus/                         text that was prepared here; corpora/KIND-SIZE/ of others
+RACE/corpus/                         text that was prepared here
+RACE/corpora/KIND-SIZE/              with another tokenizer; NAME-HASH/ with one of a folder
 RACE/tasks/TASK/test.jsonl           rows that are scored, and used for nothing else
 RACE/tasks/TASK/train-16-seed0.jsonl nested subsets of the training rows; dev-16-seed0.jsonl
 """
@@ -9,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +171,15 @@ def make_corpus(
 
 
 def corpus_slug(key: str) -> str:
-    """Return the name of the folder of a corpus."""
+    """Return the name of the folder of a corpus, another for each tokenizer.
+
+    Tokenizer folders of one name at two places are different tokenizers.
+    """
     kind, _, size = key.partition(":")
-    return (f"{kind}-{size}" if size else kind) if kind in KINDS else Path(key).name
+    if kind in KINDS:
+        return f"{kind}-{size}" if size else kind
+    digest = blake2b(key.encode(errors="surrogateescape"), digest_size=4).hexdigest()
+    return f"{Path(key).name[:64]}-{digest}"
 
 
 # Labelled files

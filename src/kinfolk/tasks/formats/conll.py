@@ -109,6 +109,11 @@ def read_columns(
                     "use numbers from 1, or -1 for the last"
                 )
         words = [cells[_index(word)] for cells in sentence.cells]
+        if not is_conllu(file) and sum(len(w.split()) > 1 for w in words) > len(words) / 2:
+            raise UserError(
+                f"line {sentence.number + 1:,} of {file} has texts, not words in columns: give "
+                "one word per line, or a file of plain lines"
+            )
         if spec.format == "digits":
             words = [w[:-1] if w[-1:].isdecimal() and len(w) > 1 else w for w in words]
         tags = None

@@ -118,6 +118,19 @@ class LabelledFile:
         """The first rows of a table."""
         return [cells for _, cells in islice(self.cells(), SAMPLE_ROWS)]
 
+    def check_commas(self) -> None:
+        """Refuse a .csv file whose rows have semicolons or tabs where commas should be."""
+        rows = self.sample_cells if self.suffix == ".csv" else []
+        if len(rows) < 2 or any(len(cells) > 1 for cells in rows):
+            return
+        for name, separator in (("semicolons", ";"), ("tabs", "\t")):
+            counts = {cells[0].count(separator) for cells in rows if cells}
+            if len(counts) == 1 and 0 not in counts:
+                raise UserError(
+                    f"the columns of {self} are separated by {name}, and those of a .csv file by "
+                    "commas: save it with commas, or with tabs as a .tsv file"
+                )
+
     @cached_property
     def sample_records(self) -> list[Any]:
         """The first records; none where the file is not JSON."""

@@ -41,6 +41,7 @@ def match_format(
     """
     if trained.task == "lm":
         return trained
+    file.check_commas()
     if not labelled and is_plain_text(file, trained, labels):
         return text_lines_spec(trained.task)
     if has_new_header(file, trained):

@@ -97,7 +97,8 @@ def choose_formulation(
         if not trained:
             raise UserError(
                 f"{family.name} does not support {task.name} tasks (supported: "
-                f"{supported_kinds(family)}): choose another family"
+                f"{supported_kinds(family)}): choose another family, or say what {file} holds with "
+                "--task"
             )
         return trained[0]
     named = [formulation for formulation in possible if formulation.name == name]
