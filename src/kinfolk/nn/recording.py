@@ -65,7 +65,9 @@ class RecordingBackend:
         """Attend as the other backend does, in several operations."""
         assert dropout == 0, "probabilities are recorded in evaluation mode"
         scores = attention_scores(self.backend, query, key, scale=scale, bias=bias)
-        probabilities = scores.softmax(-1)
+        # As in torch's kernels, a query without a key (padding) attends to nothing.
+        empty = scores.isneginf().all(-1, keepdim=True)
+        probabilities = scores.softmax(-1).masked_fill(empty, 0.0)
         self.recording.add_attention(self.name, probabilities)
         return probabilities @ value
 

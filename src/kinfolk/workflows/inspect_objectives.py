@@ -388,6 +388,9 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
     if inputs.target_positions is not None:
         return two_streams(draw, own, hint)
     name = "state" if recurrent else "attention"
+    if isinstance(config, TransformerXLConfig):
+        own_mask = dense(own, window=config.attention_window)
+        return [mask_view(name, hint, "input", "input", own_mask)]
     found = [mask_view(name, hint, "input", "input", dense(own))]
     for window in network.attention_windows:
         words = f"Every second layer attends to the last {window} tokens alone. {hint}"
@@ -410,7 +413,9 @@ def two_streams(draw: Draw, own: AttentionMask, hint: str) -> list[MaskView]:
 
 def memory_masks(draw: Draw, config: ModelConfig, hint: str) -> list[MaskView]:
     """Return the masks of rows that continue: each attends to itself and to the memory."""
-    limit = config.mem_len if isinstance(config, TransformerXLConfig) else None
+    limit = window = None
+    if isinstance(config, TransformerXLConfig):
+        limit, window = config.mem_len, config.attention_window
     lengths = [sum(len(e.input_ids) for e in row) for row in draw.rows]
     names = ("forward", "backward") if isinstance(draw.objective, BiLM) else ("input",)
     if len(lengths) > 1:
@@ -425,7 +430,7 @@ def memory_masks(draw: Draw, config: ModelConfig, hint: str) -> list[MaskView]:
             keys = memory.key_mask(own)
             count = keys.document_ids.shape[1]
             stop = start + length
-            whole[start:stop, stop - count : stop] = dense(own, keys)
+            whole[start:stop, stop - count : stop] = dense(own, keys, window)
             first = 0 if limit is None else max(0, count - limit)
             memory = SegmentMemory(
                 torch.zeros(0), keys.document_ids[:, first:], keys.key_order[:, first:]
