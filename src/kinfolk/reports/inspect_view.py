@@ -1,7 +1,7 @@
 """The values that the page of an inspection shows, as plain numbers, texts and arrays."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ class ObjectiveView:
     description: str
     streams: Sequence[StreamView]
     masks: Sequence[MaskView]
+    spans: Sequence[tuple[int, int]] = ()  # characters of each token of the text
     facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
     tables: Sequence["TableView"] = ()
@@ -83,6 +84,9 @@ class AttentionView:
     probabilities: FloatArray  # (layers, heads, query, key)
     queries: Sequence[str]
     keys: Sequence[str]
+    # Characters of the text that each of them stands for; None: a special token.
+    query_spans: Sequence[tuple[int, int] | None]
+    key_spans: Sequence[tuple[int, int] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +147,9 @@ class InspectPage:
 
     title: str
     text: str
-    tokens: Sequence[str]  # of the text, as the objectives share them
+    tokens: Sequence[tuple[str, tuple[int, int]]]  # of the text, with their characters
     objectives: Sequence[ObjectiveView]
     models: Sequence[ModelView]
     costs: Sequence[CostView]
     facts: Sequence[tuple[str, str]] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()

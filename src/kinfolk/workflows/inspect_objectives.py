@@ -471,6 +471,20 @@ def mask_view(name: str, hint: str, queries: str, keys: str, mask: BoolArray) ->
     )
 
 
+def dense_views(names: Sequence[str], length: int) -> dict[str, BoolArray]:
+    """Return what each view of cross-view training reads of a text: (query, key)."""
+    places = np.arange(length)
+    later = places[None, :] - places[:, None]  # how much later a key is than its query
+    masks = {
+        "full": np.ones((length, length), np.bool_),
+        "forward": later <= 0,
+        "backward": later >= 0,
+        "future": later < 0,
+        "past": later > 0,
+    }
+    return {name: masks[name] for name in names}
+
+
 def meta_network(config: ModelConfig) -> LanguageModel:
     """Return the network of a config without memory for its weights."""
     with torch.device("meta"):
