@@ -53,6 +53,10 @@ document.addEventListener("DOMContentLoaded", () => {
           pen.fillStyle = set ? (this.rows.has(i) ? row : on) : off;
           pen.fillRect(j * this.cell, i * this.cell, this.cell - gap, this.cell - gap);
         }
+      pen.globalAlpha = 0.8;
+      pen.fillStyle = shades().ink; // between documents and segments
+      for (const i of this.data.rowStarts) pen.fillRect(0, i * this.cell - 1, columns * this.cell, 1);
+      for (const j of this.data.columnStarts) pen.fillRect(j * this.cell - 1, 0, 1, rows * this.cell);
       pen.globalAlpha = 1;
     }
 

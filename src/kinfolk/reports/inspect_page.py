@@ -51,7 +51,6 @@ class MaskCard:
     """A mask as the data of a canvas, and as text where it is small."""
 
     name: str
-    hint: str
     label: str
     data: Markup
     lines: Sequence[str]
@@ -64,6 +63,7 @@ class ObjectiveCard:
     view: ObjectiveView
     tables: Sequence[TokenTable]
     masks: Sequence[MaskCard]
+    hints: Sequence[str]  # about its masks, beside what holds for all
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def render(values: InspectPage) -> str:
 def objective_card(view: ObjectiveView) -> ObjectiveCard:
     """Return the tables and masks of an objective."""
     tables = [token_table(stream, view) for stream in view.streams]
-    return ObjectiveCard(view, tables, [mask_card(mask, view) for mask in view.masks])
+    hints = dict.fromkeys(mask.hint for mask in view.masks if mask.hint)
+    return ObjectiveCard(view, tables, [mask_card(mask, view) for mask in view.masks], [*hints])
 
 
 def token_table(stream: StreamView, view: ObjectiveView) -> TokenTable:
@@ -145,6 +146,8 @@ def span_of(source: int | None, spans: Sequence[tuple[int, int]]) -> str:
 def mask_card(mask: MaskView, view: ObjectiveView) -> MaskCard:
     """Return the data of a mask."""
     names = [stream.name for stream in view.streams]
+    starts = {stream.name: list(stream.starts) for stream in view.streams}
+    every = len(mask.query_positions) == len(view.streams[names.index(mask.queries)].tokens)
     data = {
         "rows": mask.mask.shape[0],
         "columns": mask.mask.shape[1],
@@ -152,12 +155,13 @@ def mask_card(mask: MaskView, view: ObjectiveView) -> MaskCard:
         "positions": list(mask.query_positions),
         "queries": names.index(mask.queries),
         "keys": names.index(mask.keys),
+        "rowStarts": starts[mask.queries] if every else [],
+        "columnStarts": starts[mask.keys],
     }
     filled, total = int(mask.mask.sum()), mask.mask.size
     small = max(mask.mask.shape) <= TEXT_GRID
     return MaskCard(
         mask.name,
-        mask.hint,
         f"{mask.name}: {filled:,} of {total:,} pairs",
         htmlsafe_json_dumps(data),
         ["".join("#" if cell else "." for cell in row) for row in mask.mask] if small else (),

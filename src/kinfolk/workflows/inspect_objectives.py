@@ -42,7 +42,7 @@ from kinfolk.workflows.evaluate import encode_documents
 OTHER_DOCUMENT = "The harbour was empty. No ship had come since spring."
 NSP_LABELS = ("0: the second text follows the first", "1: the second text is from elsewhere")
 SOP_LABELS = ("0: both texts are in order", "1: both texts were swapped")
-ATTENDS = "A row is a token that attends; a filled column is a token that it attends to."
+ATTENDS = ""  # the page says it once for all
 READS = (
     "No attention: a filled column is a token that the recurrent state of the row's token has read."
 )
@@ -82,6 +82,10 @@ class InspectedText:
         if self.target is not None:
             target = self.tokenizer.target.encode(self.target, add_special_tokens=False)
             return InMemoryDocuments.from_lists([[ids, target]]), []
+        if len(ids) < 2:
+            raise UserError(
+                "the text has 1 token, and a pair has two sides: use a longer text, or --target"
+            )
         middle = self.middle
         note = "The text has no target: its second half stands for one."
         return InMemoryDocuments.from_lists([[ids[:middle], ids[middle:]]]), [note]
@@ -158,13 +162,12 @@ def draw_examples(objective_type: type[Objective], text: InspectedText, seed: in
         rows = continued_rows(objective, marked_documents, seed)
     else:
         chunks = objective.chunks(marked_documents)
-        if not len(chunks):
-            raise UserError(
-                f"the text is too short for the objective {objective.loss_name!r}: use a longer one"
-            )
+        # A document that was added is there to draw from, and not to be shown.
+        own_chunks = np.flatnonzero(chunks.document < len(text.documents)).tolist()
+        if not own_chunks:
+            raise UserError("the text is too short for this objective: use a longer one")
         draws = (
-            objective.example(chunks[i], generator(seed, Stream.EXAMPLE, 0, i))
-            for i in range(len(chunks))
+            objective.example(chunks[i], generator(seed, Stream.EXAMPLE, 0, i)) for i in own_chunks
         )
         rows = (tuple(draws),)
     real = tuple(
@@ -393,7 +396,7 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
         return [mask_view(name, hint, "input", "input", own_mask)]
     found = [mask_view(name, hint, "input", "input", dense(own))]
     for window in network.attention_windows:
-        words = f"Every second layer attends to the last {window} tokens alone. {hint}"
+        words = f"Banded: every second layer attends to the last {window} tokens alone."
         found.append(mask_view("banded layers", words, "input", "input", dense(own, window=window)))
     return found
 
@@ -403,7 +406,10 @@ def two_streams(draw: Draw, own: AttentionMask, hint: str) -> list[MaskView]:
     labels = [e.labels for e in draw.rows[0] if e.labels is not None]
     targets = np.flatnonzero(np.concatenate(labels) != IGNORE_INDEX)
     queries = own.for_targets(torch.from_numpy(targets)[None])
-    words = "A row is a token that is predicted: it attends to the tokens before it in the order."
+    words = (
+        "Query stream: a row is a token that is predicted; it attends to the tokens before it in "
+        "the order, and not to itself."
+    )
     query = mask_view("query stream", words, "input", "input", dense(queries, own))
     return [
         mask_view("content stream", hint, "input", "input", dense(own)),
@@ -419,7 +425,8 @@ def memory_masks(draw: Draw, config: ModelConfig, hint: str) -> list[MaskView]:
     lengths = [sum(len(e.input_ids) for e in row) for row in draw.rows]
     names = ("forward", "backward") if isinstance(draw.objective, BiLM) else ("input",)
     if len(lengths) > 1:
-        hint += f" The text is cut into {len(lengths)} rows, and each continues from the memory."
+        cut = f"The text is cut into {len(lengths)} rows; each continues from the memory."
+        hint = f"{hint} {cut}".strip()
     found = []
     for name in names:
         whole = np.zeros((sum(lengths), sum(lengths)), np.bool_)

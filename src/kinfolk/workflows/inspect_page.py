@@ -34,7 +34,7 @@ from kinfolk.workflows.load import load
 
 MAX_TOKENS = 256  # of a text on a page
 DEFAULT_SIZE = "tiny"
-NGRAM_ROWS = 8  # of each order
+NGRAM_ROWS = 5  # of each order
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,7 @@ def objective_views(
         try:
             view, _ = inspect_objective(subject.family, name, subject.config, text, seed)
         except UserError as error:
-            if subject.model is None and len(subject.family.objectives) == 1:
-                raise
-            reasons.append(f"{subject.name} {name}: {error}.")
+            reasons.append(f"{subject.name}, {name}: {error}")
             continue
         if isinstance(subject.config, NGramConfig):
             view = replace(view, tables=[*ngram_counts(text, subject.config.order)])
