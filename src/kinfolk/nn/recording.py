@@ -64,7 +64,7 @@ class RecordingBackend:
     ) -> Tensor:
         """Attend as the other backend does, in several operations."""
         assert dropout == 0, "probabilities are recorded in evaluation mode"
-        scores = attention_scores(self.backend, query, key, scale=scale, bias=bias)
+        scores = masked_scores(self.backend, query, key, scale=scale, bias=bias)
         # As in torch's kernels, a query without a key (padding) attends to nothing.
         empty = scores.isneginf().all(-1, keepdim=True)
         probabilities = scores.softmax(-1).masked_fill(empty, 0.0)
@@ -72,7 +72,7 @@ class RecordingBackend:
         return probabilities @ value
 
 
-def attention_scores(
+def masked_scores(
     backend: AttentionBackend,
     query: Tensor,
     key: Tensor,

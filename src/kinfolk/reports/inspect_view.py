@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
-BoolArray = npt.NDArray[np.bool_]
+Probabilities = npt.NDArray[np.float32]
+MaskArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class MaskView:
     hint: str
     queries: str  # the name of the stream,
     keys: str
-    mask: BoolArray  # (query, key)
+    mask: MaskArray  # (query, key)
     query_positions: Sequence[int]  # of each row in its stream
 
 
@@ -81,7 +81,7 @@ class AttentionView:
     """The attention probabilities of every layer and head."""
 
     name: str
-    probabilities: FloatArray  # (layers, heads, query, key)
+    probabilities: Probabilities  # (layers, heads, query, key)
     queries: Sequence[str]
     keys: Sequence[str]
     # Characters of the text that each of them stands for; None: a special token.

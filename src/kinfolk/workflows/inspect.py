@@ -10,9 +10,9 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspect_layouts import Layout, layout_of_ids, layout_of_text
 from kinfolk.workflows.inspect_network import (
-    Array,
+    LensPredictions,
     NetworkValues,
-    Predictions,
+    ValueArray,
     network_values,
     prediction_arrays,
 )
@@ -30,11 +30,11 @@ class Inspection:
     input_ids: tuple[int, ...]  # of the row that makes predictions
     encoder_ids: tuple[int, ...]  # of the encoder, if there is one
     labels: tuple[int | None, ...]  # predicted at each place
-    arrays: Mapping[str, Array]
-    predictions: Mapping[str, Predictions] = field(default_factory=dict)
+    arrays: Mapping[str, ValueArray]
+    predictions: Mapping[str, LensPredictions] = field(default_factory=dict)
     values: NetworkValues = field(default_factory=NetworkValues)
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> ValueArray:
         if name not in self.arrays:
             raise UserError(f"no array {name!r}: choose one of {', '.join(self.names)}")
         return self.arrays[name]

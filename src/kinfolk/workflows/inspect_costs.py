@@ -25,7 +25,7 @@ from kinfolk.reports.inspect_view import CostPart, CostView
 from kinfolk.workflows.inspect_memory import activation_bytes
 from kinfolk.workflows.inspect_objectives import meta_network
 
-PARTS = ("embeddings", "attention", "feed-forward", "recurrent", "head", "norms", "n-grams")
+COST_PARTS = ("embeddings", "attention", "feed-forward", "recurrent", "head", "norms", "n-grams")
 BATCHES = (1, 8, 64)
 LENGTHS = (64, 128, 256, 512)
 FLOAT_BYTES = 4
@@ -88,14 +88,14 @@ def cost_parts(model: LanguageModel, tokens: int) -> list[CostPart]:
             flops=evaluate_terms(flops[part]),
             flop_formula=formula(flops[part]),
         )
-        for part in PARTS
+        for part in COST_PARTS
         if parameters[part] or flops[part]
     ]
 
 
 def parameter_terms(model: LanguageModel) -> dict[str, Terms]:
     """Return the shapes of the parameters of each part; tied ones once, without padding rows."""
-    found = {part: Terms() for part in PARTS}
+    found = {part: Terms() for part in COST_PARTS}
     padded = {
         id(table.weight): table.vocab_size
         for table in model.modules()
@@ -149,7 +149,7 @@ def flop_terms(model: LanguageModel, tokens: int) -> dict[str, Terms]:
 
     An encoder-decoder reads as many tokens as it predicts. Masked pairs of tokens count too.
     """
-    found = {part: Terms() for part in PARTS}
+    found = {part: Terms() for part in COST_PARTS}
     for name, module in model.named_modules():
         uses = times_used(model, name)
         for terms in module_products(model, module, name, tokens):

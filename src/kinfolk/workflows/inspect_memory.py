@@ -51,8 +51,8 @@ def fused(backend: AttentionBackend) -> AttentionBackend:
     ) -> Tensor:
         mask = backend.mask if isinstance(backend, MaskedSdpa) else None
         learned = mask if mask is not None and mask.requires_grad else None
-        out = FusedAttention.apply(query, key, value, learned if bias is None else bias)  # type: ignore[no-untyped-call]
-        assert isinstance(out, Tensor)
+        kernel: Any = FusedAttention
+        out: Tensor = kernel.apply(query, key, value, learned if bias is None else bias)
         return out
 
     return attend

@@ -17,9 +17,9 @@ from kinfolk.reports.inspect_view import (
 from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.inspect import Inspection, inspect
-from kinfolk.workflows.inspect_network import Predictions
+from kinfolk.workflows.inspect_network import LensPredictions
 
-Span = tuple[int, int]  # characters of a text
+CharacterSpan = tuple[int, int]  # characters of a text
 
 
 def model_view(
@@ -58,11 +58,11 @@ def model_view(
 
 def spans_of_rows(
     found: Inspection, text: str, tokenizer: Tokenizer
-) -> dict[str, list[Span | None]]:
+) -> dict[str, list[CharacterSpan | None]]:
     """Return the characters of each token of the rows; None where the text is not there."""
     plain, offsets = tokenizer.offsets(text)
     rows = {"": list(found.input_ids), "encoder": list(found.encoder_ids)}
-    spans: dict[str, list[Span | None]] = {}
+    spans: dict[str, list[CharacterSpan | None]] = {}
     for name, row in rows.items():
         spans[name] = [None] * len(row)
         for first in range(len(row) - len(plain) + 1):
@@ -73,7 +73,7 @@ def spans_of_rows(
 
 
 def prediction_views(
-    one: Predictions, tokens: Sequence[str], tokenizer: Tokenizer
+    one: LensPredictions, tokens: Sequence[str], tokenizer: Tokenizer
 ) -> list[PredictionView]:
     """Return the predictions at every place."""
     words = readable_tokens(tokenizer, [int(i) for i in np.unique(one.lens_ids)])
@@ -105,7 +105,7 @@ def prediction_views(
 
 
 def attention_views(
-    found: Inspection, tokens: dict[str, list[str]], spans: dict[str, list[Span | None]]
+    found: Inspection, tokens: dict[str, list[str]], spans: dict[str, list[CharacterSpan | None]]
 ) -> Iterator[AttentionView]:
     """Yield the attention of each stack of layers."""
     for name, probabilities in found.arrays.items():

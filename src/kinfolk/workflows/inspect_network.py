@@ -23,11 +23,11 @@ from kinfolk.workflows.inspect_recurrent import RecurrentStates, recurrent_state
 
 TOP = 5  # predictions shown at each place
 MASKED_ROWS = 16  # of a text with one token masked in each, which run at a time
-Array = npt.NDArray[Any]
+ValueArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions:
+class LensPredictions:
     """What is predicted at each place of a text, after every layer (logit lens).
 
     The last layer is the network's own output: its values are those of `logits`.
@@ -35,14 +35,14 @@ class Predictions:
 
     labels: Labels
     layers: tuple[str, ...]  # embeddings, layer 1 ...
-    logits: Array  # (places, vocabulary)
-    probabilities: Array  # (places,): of the label; NaN where there is none
-    lens_ids: Array  # (layers, places, TOP)
-    lens_probabilities: Array  # (layers, places, TOP)
-    lens_label_probabilities: Array  # (layers, places)
+    logits: ValueArray  # (positions, vocabulary)
+    probabilities: ValueArray  # (positions,): of the label; NaN where there is none
+    lens_ids: ValueArray  # (layers, positions, TOP)
+    lens_probabilities: ValueArray  # (layers, positions, TOP)
+    lens_label_probabilities: ValueArray  # (layers, positions)
 
     @property
-    def losses(self) -> Array:
+    def losses(self) -> ValueArray:
         """The negative log-likelihood of each label in nats; NaN where there is none."""
         return -np.log(self.probabilities)
 
@@ -51,8 +51,10 @@ class Predictions:
 class NetworkValues:
     """Values of one text by their names."""
 
-    arrays: dict[str, Array] = field(default_factory=dict)
-    predictions: dict[str, Predictions] = field(default_factory=dict)  # by direction; "": the one
+    arrays: dict[str, ValueArray] = field(default_factory=dict)
+    predictions: dict[str, LensPredictions] = field(
+        default_factory=dict
+    )  # by direction; "": the one
     traces: RecurrentStates | None = None  # of LSTM layers
     notes: list[str] = field(default_factory=list)
 
@@ -86,9 +88,11 @@ def array_name(stream: str, what: str) -> str:
     return f"{stream}_{what}" if stream else what
 
 
-def to_numpy(x: Tensor) -> Array:
+def to_numpy(x: Tensor) -> ValueArray:
     """Return a copy on the host, in single precision or better."""
-    found: Array = x.detach().to(torch.promote_types(x.dtype, torch.float32)).cpu().numpy().copy()
+    found: ValueArray = (
+        x.detach().to(torch.promote_types(x.dtype, torch.float32)).cpu().numpy().copy()
+    )
     return found
 
 
@@ -189,8 +193,8 @@ def run_encoder(
         with record_layers_and_attention(model) as recording:
             model.forward_lm(part)
         (states,) = recording.hidden.values()
-        places = torch.arange(len(part.input_ids), device=rows.device)
-        found.append([x[places, first + places] for x in states])
+        positions = torch.arange(len(part.input_ids), device=rows.device)
+        found.append([x[positions, first + positions] for x in states])
     states = [torch.cat(layer) for layer in zip(*found, strict=True)]
     values.predictions[""] = predict_by_layer(model, states, layout.labels)
     if mask_id is not None:
@@ -214,8 +218,8 @@ def run_two_streams(
     every = torch.arange(length, device=inputs.input_ids.device)
     found: list[list[Tensor]] = []
     attention: list[list[Tensor]] = []
-    for places in torch.split(every, MASKED_ROWS):
-        part = last_in_order(inputs, places)
+    for positions in torch.split(every, MASKED_ROWS):
+        part = last_in_order(inputs, positions)
         with record_layers_and_attention(model) as recording:
             model(part)
         found.append([x[:, 0] for x in recording.hidden[QUERY]])
@@ -230,14 +234,14 @@ def run_two_streams(
     )
 
 
-def last_in_order(inputs: Inputs, places: Tensor) -> Inputs:
+def last_in_order(inputs: Inputs, positions: Tensor) -> Inputs:
     """Repeat a row for each place, which is predicted there after all other tokens."""
-    rows, length = len(places), inputs.input_ids.shape[1]
+    rows, length = len(positions), inputs.input_ids.shape[1]
 
     def repeat(x: Tensor) -> Tensor:
         return x.expand(rows, length)
 
-    order = (torch.arange(length, device=places.device) == places[:, None]).int()
+    order = (torch.arange(length, device=positions.device) == positions[:, None]).int()
     mask = AttentionMask(torch.zeros_like(order), order, order)
     types = inputs.token_type_ids
     return Inputs(
@@ -245,7 +249,7 @@ def last_in_order(inputs: Inputs, places: Tensor) -> Inputs:
         attention_mask=mask,
         position_ids=repeat(inputs.position_ids),
         token_type_ids=None if types is None else repeat(types),
-        target_positions=places[:, None],
+        target_positions=positions[:, None],
     )
 
 
@@ -297,7 +301,9 @@ def run_recurrent(
     values.predictions[""] = predict_by_layer(model, stack, layout.labels)
 
 
-def predict_by_layer(model: LanguageModel, states: Sequence[Tensor], labels: Labels) -> Predictions:
+def predict_by_layer(
+    model: LanguageModel, states: Sequence[Tensor], labels: Labels
+) -> LensPredictions:
     """Return the prediction that the output layer makes from each layer: the logit lens.
 
     Layers of another size than the last are left out.
@@ -319,7 +325,7 @@ def predict_by_layer(model: LanguageModel, states: Sequence[Tensor], labels: Lab
         ids.append(top.indices.cpu().numpy())
         best.append(to_numpy(top.values))
         of_labels.append(own)
-    return Predictions(
+    return LensPredictions(
         labels=labels,
         layers=tuple(name for name, _ in pairs),
         logits=to_numpy(logits),
@@ -331,15 +337,15 @@ def predict_by_layer(model: LanguageModel, states: Sequence[Tensor], labels: Lab
 
 
 def layer_logits(model: LanguageModel, hidden: Tensor) -> Tensor:
-    """Return the logits from the output of a layer, as if it were the last: (places, vocab)."""
+    """Return the logits from the output of a layer, as if it were the last: (positions, vocab)."""
     if hidden.dtype.is_floating_point:
         hidden = model.apply_final_norm(hidden)
     return model.lm_logits(hidden).logits()
 
 
-def prediction_arrays(predictions: Mapping[str, Predictions]) -> dict[str, Array]:
+def prediction_arrays(predictions: Mapping[str, LensPredictions]) -> dict[str, ValueArray]:
     """Return the arrays of predictions by their names."""
-    found: dict[str, Array] = {}
+    found: dict[str, ValueArray] = {}
     for direction, one in predictions.items():
         parts = {
             "logits": one.logits,

@@ -33,7 +33,7 @@ from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.sop import SOP
 from kinfolk.objectives.span_corruption import SpanCorruption
-from kinfolk.reports.inspect_view import BoolArray, MaskView, ObjectiveView, StreamView
+from kinfolk.reports.inspect_view import MaskArray, MaskView, ObjectiveView, StreamView
 from kinfolk.rng import Stream, generator
 from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
@@ -122,9 +122,9 @@ class Draw:
     @cached_property
     def batches(self) -> list[Batch[Any]]:
         """The batch of each row, in rows that hold the examples and little padding."""
-        return [self.collate(row) for row in self.rows]
+        return [self.batch_of(row) for row in self.rows]
 
-    def collate(self, row: Sequence[Example]) -> Batch[Any]:
+    def batch_of(self, row: Sequence[Example]) -> Batch[Any]:
         """Collate a row of examples in the shortest rows that hold it."""
         lengths = tuple(map(sum, zip(*(example.lengths for example in row), strict=True)))
         return row_objective(self.objective, lengths).collate([row])
@@ -316,7 +316,7 @@ def changes_of(
     objective: Objective,
     ids: IntArray,
     sources: Sequence[int | None],
-    predicted: BoolArray,
+    predicted: MaskArray,
     label_sources: Sequence[int | None],
 ) -> list[str]:
     """Return what happened to each token."""
@@ -460,13 +460,13 @@ def text_part(mask: AttentionMask, length: int) -> AttentionMask:
 
 def dense(
     mask: AttentionMask, keys: AttentionMask | None = None, window: int | None = None
-) -> BoolArray:
+) -> MaskArray:
     """Return the mask of a single row: (query, key)."""
-    found: BoolArray = mask.dense(keys, window)[0].numpy()
+    found: MaskArray = mask.dense(keys, window)[0].numpy()
     return found
 
 
-def mask_view(name: str, hint: str, queries: str, keys: str, mask: BoolArray) -> MaskView:
+def mask_view(name: str, hint: str, queries: str, keys: str, mask: MaskArray) -> MaskView:
     """Return the view of a mask whose rows are all tokens of a stream."""
     return MaskView(
         name=name,
@@ -478,10 +478,10 @@ def mask_view(name: str, hint: str, queries: str, keys: str, mask: BoolArray) ->
     )
 
 
-def dense_views(names: Sequence[str], length: int) -> dict[str, BoolArray]:
+def dense_views(names: Sequence[str], length: int) -> dict[str, MaskArray]:
     """Return what each view of cross-view training reads of a text: (query, key)."""
-    places = np.arange(length)
-    later = places[None, :] - places[:, None]  # how much later a key is than its query
+    positions = np.arange(length)
+    later = positions[None, :] - positions[:, None]  # how much later a key is than its query
     masks = {
         "full": np.ones((length, length), np.bool_),
         "forward": later <= 0,

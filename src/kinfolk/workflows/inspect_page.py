@@ -23,7 +23,7 @@ from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspect_costs import network_costs
-from kinfolk.workflows.inspect_model_view import Span, model_view
+from kinfolk.workflows.inspect_model_view import CharacterSpan, model_view
 from kinfolk.workflows.inspect_objectives import (
     InspectedText,
     dense_views,
@@ -32,8 +32,8 @@ from kinfolk.workflows.inspect_objectives import (
 )
 from kinfolk.workflows.load import load
 
-MAX_TOKENS = 256  # of a text on a page
-DEFAULT_SIZE = "tiny"
+MAX_PAGE_TOKENS = 256  # of a text on a page
+INSPECTED_SIZE = "tiny"
 NGRAM_ROWS = 5  # of each order
 
 
@@ -115,16 +115,18 @@ def check_size(documents: Sequence[str], tokenizer: Tokenizer) -> None:
     count = len(token_spans(documents, tokenizer)[0])
     if not count:
         raise UserError("the text is empty for this tokenizer: give some words")
-    if count > MAX_TOKENS:
+    if count > MAX_PAGE_TOKENS:
         raise UserError(
-            f"the text has {count:,} tokens, and a page shows at most {MAX_TOKENS}: use a shorter "
-            "text"
+            f"the text has {count:,} tokens, and a page shows at most {MAX_PAGE_TOKENS}: use a "
+            "shorter text"
         )
 
 
-def token_spans(documents: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
+def token_spans(
+    documents: Sequence[str], tokenizer: Tokenizer
+) -> tuple[list[int], list[CharacterSpan]]:
     """Return the ids of documents, and the characters of each when blank lines join them."""
-    ids, spans, start = list[int](), list[Span](), 0
+    ids, spans, start = list[int](), list[CharacterSpan](), 0
     for document in documents:
         own, offsets = tokenizer.offsets(document)
         ids += own
@@ -142,7 +144,7 @@ def open_subject(name: str, shared: Tokenizer, *, given: bool) -> Subject:
         return Subject(Path(name).name, kind, config, own, model)
     family_name, _, size = name.partition("/")
     kind = family(family_name)
-    size = size or DEFAULT_SIZE
+    size = size or INSPECTED_SIZE
     sized = {
         "vocab_size": shared.vocab_size,
         "decoder_start_token_id": shared.special_tokens.pad,
