@@ -70,6 +70,25 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "holdout 2: it must be a fraction"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "workers 0: it must be at least 1"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--document must be block or file"),
+    # Inspections.
+    (
+        "inspect words gtp2 -o {new}.html",
+        "gtp2 is neither a folder nor a family: did you mean gpt2",
+    ),
+    ("inspect words gpt2/tyni -o {new}.html", "gpt2 has no size 'tyni': did you mean tiny"),
+    ("inspect words {tmp} -o {new}.html", "{tmp} is neither a run (no recipe.json)"),
+    (
+        "inspect words gpt2 -o {text}",
+        "{text} already exists: choose another -o, or replace it with",
+    ),
+    ("inspect words {gpt2} -o {gpt2}/recipe.json --force", "is an input: choose another -o"),
+    (
+        "inspect words bilstm -o {new}.html",
+        "bilstm has no pretraining objective to show: inspect a",
+    ),
+    ("inspect words cove -o {new}.html", "the text has 1 token, and a pair has two sides"),
+    ("inspect words gpt2 --tokenizer {tmp}/none -o {new}.html", "holds no tokenizer.json"),
+    ("inspect words gpt2 --seed -1 -o {new}.html", "--seed"),
     # Runs.
     (
         "pretrain gtp2 --corpus {corpus} -o {new}",
