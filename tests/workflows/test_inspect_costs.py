@@ -84,13 +84,13 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
 
 def test_flops_of_gpt2_are_the_known_formula() -> None:
     config: Any = families.family("gpt2").config("gpt2")
-    costs = network_costs("gpt2/gpt2", config, 1024)
-    flops = {part.name: part.flops for part in costs.parts}
+    parts = cost_parts(meta_network(config), 1024)
+    flops = {part.name: part.flops for part in parts}
     n, d, layers = 1024, 768, 12
     assert flops["attention"] == layers * (2 * n * 4 * d * d + 4 * n * n * d)
     assert flops["feed-forward"] == layers * 2 * n * 8 * d * d
     assert flops["head"] == 2 * n * d * 50257
-    assert {part.name: part.parameters for part in costs.parts}["attention"] == layers * (
+    assert {part.name: part.parameters for part in parts}["attention"] == layers * (
         4 * d * d + 4 * d
     )
 
