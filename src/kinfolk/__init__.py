@@ -32,6 +32,7 @@ Use
     fill              the text of each [MASK]
     predict           labels, spans or texts of a fine-tuned model
     load_predictor    a fine-tuned model for many calls of predict
+    inspect           what a model computes for a text: attention, hidden states, predictions
     evaluate          likelihood of a text, or scores on labelled rows
     compare           families on a text and its tasks, with equal budgets
     resume_race       continue an interrupted comparison
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.generate import fill, generate, stream
+    from kinfolk.workflows.inspect import inspect
     from kinfolk.workflows.load import load, logits, save
     from kinfolk.workflows.lr_find import lr_find
     from kinfolk.workflows.plan import plan
@@ -91,6 +93,7 @@ __all__ = [
     "finetune",
     "finetune_in_stages",
     "generate",
+    "inspect",
     "load",
     "load_predictor",
     "logits",
@@ -130,6 +133,7 @@ _MODULES = {
     "workflows.evaluate": ["evaluate"],
     "workflows.finetune": ["finetune"],
     "workflows.generate": ["fill", "generate", "stream"],
+    "workflows.inspect": ["inspect"],
     "workflows.load": ["load", "logits", "save"],
     "workflows.lr_find": ["lr_find"],
     "workflows.plan": ["plan"],

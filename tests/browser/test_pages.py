@@ -5,35 +5,9 @@ from typing import Any
 
 import pytest
 
-from support.pages import EVIL, PAGES
+from support.pages import CUT_OFF, EVIL, PAGES
 
 Open = Callable[..., Any]
-
-# Texts that reach beyond the window, beyond a box that does not scroll, or beyond their drawing.
-CUT_OFF = """() => {
-  const cut = [];
-  const scrolls = (node) => {
-    for (; node; node = node.parentElement)
-      if (["auto", "scroll"].includes(getComputedStyle(node).overflowX) && node.scrollWidth > node.clientWidth) return node;
-    return null;
-  };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const text = walker.currentNode, parent = text.parentElement;
-    if (!text.data.trim() || parent.closest("script, style, noscript, [hidden]") || !parent.checkVisibility()) continue;
-    const range = document.createRange();
-    range.selectNodeContents(text);
-    const drawing = parent.closest("svg");
-    const box = (drawing || scrolls(parent))?.getBoundingClientRect();
-    for (const rect of range.getClientRects()) {
-      if (!rect.width) continue;
-      if (drawing && (rect.left < box.left - 1 || rect.right > box.right + 1 || rect.top < box.top - 2 || rect.bottom > box.bottom + 2))
-        cut.push(`drawing: ${text.data}`);
-      if (!scrolls(parent) && (rect.left < -1 || rect.right > innerWidth + 1)) cut.push(`window: ${text.data}`);
-    }
-  }
-  return cut;
-}"""  # noqa: E501
 
 
 def figure(tab: Any, kind: str) -> Any:

@@ -129,6 +129,25 @@ MISTAKES = [
         "plan gpt2/nano --tokens 1e9 --devices 2 --tensor 2 --check",
         "--check runs on one device: leave out --tensor and --pipeline",
     ),
+    # Inspections.
+    (
+        "inspect words gtp2 -o {new}.html",
+        "gtp2 is neither a folder nor a family: did you mean gpt2",
+    ),
+    ("inspect words gpt2/tyni -o {new}.html", "gpt2 has no size 'tyni': did you mean tiny"),
+    ("inspect words {tmp} -o {new}.html", "{tmp} is neither a run (no recipe.json)"),
+    (
+        "inspect words gpt2 -o {text}",
+        "{text} already exists: choose another -o, or replace it with",
+    ),
+    ("inspect words {gpt2} -o {gpt2}/recipe.json --force", "is an input: choose another -o"),
+    (
+        "inspect words bilstm -o {new}.html",
+        "bilstm has no pretraining objective to show: inspect a",
+    ),
+    ("inspect words cove -o {new}.html", "the text has 1 token, and a pair has two sides"),
+    ("inspect words gpt2 --tokenizer {tmp}/none -o {new}.html", "holds no tokenizer.json"),
+    ("inspect words gpt2 --seed -1 -o {new}.html", "--seed"),
     # Runs.
     (
         "pretrain gtp2 --corpus {corpus} -o {new}",

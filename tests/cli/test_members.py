@@ -26,6 +26,7 @@ COMMANDS = (
     "lr-find",
     "predict",
     "evaluate",
+    "inspect",
     "claims",
     "compare",
     "generate",

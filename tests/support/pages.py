@@ -6,11 +6,16 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
+
+from kinfolk.families import family
 from kinfolk.reports import (
     audit_page,
     evaluation_page,
+    inspect_page,
     lr_find_page,
     race_page,
     run_page,
@@ -31,13 +36,42 @@ from kinfolk.reports.charts import (
     scatter,
 )
 from kinfolk.reports.page import environment
+from kinfolk.text import train_tokenizer
 from kinfolk.text.inspect import TokenizerStats, TokenView
 from kinfolk.workflows.compare_tokenizers import comparison_of
+from kinfolk.workflows.inspect_model_view import model_view
+from kinfolk.workflows.inspect_page import inspect_page as inspected_page
 from support.races import race
 
 LONG = "electra/small (objective=rtd, objective.discriminator_weight=25)"
 COUNTS = [[i * j for i in range(14)] for j in range(14)]
 EVIL = "</script><img src=x onerror=alert(1)>"
+
+# Texts that reach beyond the window, beyond a box that does not scroll, or beyond their drawing.
+CUT_OFF = """() => {
+  const cut = [];
+  const scrolls = (node) => {
+    for (; node; node = node.parentElement)
+      if (["auto", "scroll"].includes(getComputedStyle(node).overflowX) && node.scrollWidth > node.clientWidth) return node;
+    return null;
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode, parent = text.parentElement;
+    if (!text.data.trim() || parent.closest("script, style, noscript, [hidden]") || !parent.checkVisibility()) continue;
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    const drawing = parent.closest("svg");
+    const box = (drawing || scrolls(parent))?.getBoundingClientRect();
+    for (const rect of range.getClientRects()) {
+      if (!rect.width) continue;
+      if (drawing && (rect.left < box.left - 1 || rect.right > box.right + 1 || rect.top < box.top - 2 || rect.bottom > box.bottom + 2))
+        cut.push(`drawing: ${text.data}`);
+      if (!scrolls(parent) && (rect.left < -1 || rect.right > innerWidth + 1)) cut.push(`window: ${text.data}`);
+    }
+  }
+  return cut;
+}"""  # noqa: E501
 
 
 def without_scripts(page: str) -> str:
@@ -332,6 +366,23 @@ def rising_rates() -> str:
     return lr_find_page.render(values)
 
 
+INSPECTED = "The quick fox jumps over a dog. It was not amused.\n\nA second text follows. It ends."
+
+
+def inspection() -> str:
+    """Return the page of a text through five families, and of three networks that know nothing."""
+    tokenizer = train_tokenizer([INSPECTED], kind="word", vocab_size=1000, fewer=True)
+    page = inspected_page(INSPECTED, ["gpt2/nano", "bert/nano", "t5/nano", "xlnet/nano", "ngram/3"])
+    models = []
+    for name in ("gpt2", "t5", "ulmfit"):
+        sizes = {"vocab_size": tokenizer.vocab_size, "decoder_start_token_id": 0}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = family(name).config("nano").with_fields(**sizes).build()
+        models.append(model_view(f"{name} {EVIL}", model, tokenizer, INSPECTED))
+    return inspect_page.render(replace(page, models=models, notes=[EVIL]))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "quickstart": quickstart_page,
     "run": run_report,
@@ -339,6 +390,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "audit": audit,
     "tokenizers": tokenizers,
     "lr-find": rising_rates,
+    "inspect": inspection,
     "gallery": gallery,
     "race": race_report,
 }

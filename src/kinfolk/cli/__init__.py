@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MODULES = (  # of the commands
     *("audit", "chat", "claims", "compare", "evaluate", "export", "finetune", "generate"),
     *(
+        "inspect",
         "lr_find",
         "members",
         "merge",

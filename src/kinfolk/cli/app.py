@@ -15,7 +15,7 @@ from kinfolk.version import __version__
 # Commands in the order of work, as `kinfolk --help` lists them.
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "merge", "plan", "lr-find", "pretrain"),
-    *("finetune", "verify-resume", "evaluate", "compare", "claims"),
+    *("finetune", "verify-resume", "evaluate", "inspect", "compare", "claims"),
     *("generate", "fill", "chat", "translate", "summarize", "predict"),
     *("members", "import", "export", "push"),
 )

@@ -72,6 +72,10 @@ class GLM(GPTDecoder):
     def forward(self, inputs: Inputs) -> Output:
         return Output(self.final_norm(self.run_layers(inputs)), inputs.cache)
 
+    def apply_final_norm(self, hidden: Tensor) -> Tensor:
+        """Apply the norm after the last layer."""
+        return self.final_norm(hidden)
+
 
 PUBLISHED = {
     "glm-base": GLMConfig(),

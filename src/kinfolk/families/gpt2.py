@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
@@ -61,6 +61,10 @@ class GPT2(GPTDecoder):
 
     def forward(self, inputs: Inputs) -> Output:
         return Output(self.final_norm(self.run_layers(inputs)), inputs.cache)
+
+    def apply_final_norm(self, hidden: Tensor) -> Tensor:
+        """Apply the norm after the last layer."""
+        return self.final_norm(hidden)
 
 
 def parameters(c: GPT2Config) -> ParameterMap:

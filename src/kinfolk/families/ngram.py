@@ -9,7 +9,8 @@ as in an ARPA file:
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +101,15 @@ class NGramTable(nn.Module):
         return torch.empty_like(indices).index_copy_(0, order, indices)
 
 
+@dataclass(frozen=True)
+class BackoffStep:
+    """The n-gram that gives a probability, and the back-off weights of the longer contexts."""
+
+    order: int
+    probability: float  # of the n-gram that is stored
+    weights: tuple[float, ...]
+
+
 @network_of(NGramConfig)
 class NGram(LanguageModel):
     """Predict a token from the contexts that end before it.
@@ -165,6 +175,29 @@ class NGram(LanguageModel):
         prediction = self.lm_logits(before)
         nll = prediction.token_nll(after, right.repeat(vocab_size))
         return prediction.logits()[0] - nll.view(vocab_size, -1).sum(1)
+
+    def backoff_steps(
+        self, ids: Sequence[int], labels: Sequence[int | None]
+    ) -> list["BackoffStep"]:
+        """Return how the probability of each label after a token comes about."""
+        row = torch.tensor([list(ids)], device=self.tables[0].log_probs.device)
+        contexts = self(Inputs.from_ids(row, causal=True)).hidden[0]
+        found = []
+        for context, label in zip(contexts, labels, strict=True):
+            if label is None:
+                continue
+            token = row.new_tensor([label])
+            step = BackoffStep(1, float(self.tables[0].log_probs[label].exp()), ())
+            for size, table in enumerate(self.tables[1:]):
+                before = context[size : size + 1]
+                index = table.find(before, token, self.config.vocab_size)
+                if int(index) >= 0:
+                    step = BackoffStep(size + 2, float(table.log_probs[index].exp()), ())
+                elif int(before) >= 0:
+                    weight = float(self.tables[size].backoffs[before].exp())
+                    step = replace(step, weights=(*step.weights, weight))
+            found.append(step)
+        return found
 
     def _history(self, inputs: Inputs) -> dict[int, Tensor]:
         """Return the contexts and the document of the token before these; none at the start."""

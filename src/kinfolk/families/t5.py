@@ -167,6 +167,10 @@ class T5(EncoderDecoder):
         x = self.decoder(self.token_embeddings(inputs.input_ids), inputs, encoder_states)
         return Output(x, inputs.cache)
 
+    def apply_final_norm(self, hidden: Tensor) -> Tensor:
+        """Apply the norm after the last layer of the decoder."""
+        return self.decoder.final_norm(hidden)
+
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token; tied embeddings need scaled inputs (version 1.0)."""
         if self.lm_head is not None:

@@ -292,6 +292,10 @@ class LanguageModel(nn.Module):
         """Return the logits over the vocabulary, computed on demand."""
         raise NotImplementedError
 
+    def apply_final_norm(self, hidden: Tensor) -> Tensor:
+        """Apply the norm after the last layer, where there is one (logit lens)."""
+        return hidden
+
     def fill_logits(self, ids: Tensor, position: int) -> Tensor:
         """Return a score of every token at a position of a text, from both sides: (vocabulary,)."""
         raise NotImplementedError

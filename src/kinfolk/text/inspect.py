@@ -50,6 +50,19 @@ def token_views(tokenizer: Tokenizer, text: str) -> list[TokenView]:
     return views
 
 
+def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return each id as readable text, by itself; an id without a token is shown as a number."""
+    byte_level = is_byte_level(tokenizer)
+    special = tokenizer.special_tokens.ids
+    readable = []
+    for id in ids:
+        token = tokenizer.id_to_token(id) if tokenizer.has_id(id) else f"<{id}>"
+        if byte_level and tokenizer.has_id(id):
+            (token,) = _decode_bytes([token], [id in special])
+        readable.append(show_whitespace(token))
+    return readable
+
+
 def show_whitespace(text: str) -> str:
     """Replace white space and invisible characters by visible symbols: "a b" is a␣b."""
 

@@ -1,0 +1,177 @@
+"""How a trained model reads a text that is inspected: inputs, and the label at each place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Inputs
+from kinfolk.errors import UserError
+from kinfolk.families import family_of
+from kinfolk.families.elmo import ELMo
+from kinfolk.nn.language_model import EncoderDecoder, LanguageModel
+from kinfolk.objectives.blank_infilling import BlankInfilling
+from kinfolk.objectives.permutation_lm import CLS_TOKEN_TYPE
+from kinfolk.objectives.seq2seq import Seq2Seq
+from kinfolk.objectives.span_corruption import SpanCorruption
+from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.workflows.generate import generate
+from kinfolk.workflows.inspect_objectives import InspectedText, draw_examples
+
+Labels = list[int | None]  # of each place; None: nothing is predicted there
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """One text as a model reads it: a single row, and what is predicted at each of its places."""
+
+    inputs: Inputs
+    labels: Labels
+    backward_labels: Labels | None = None  # of a backward model (ELMo)
+
+    @property
+    def input_ids(self) -> list[int]:
+        """The ids of the row."""
+        return list(self.inputs.input_ids[0].tolist())
+
+    @property
+    def encoder_ids(self) -> list[int]:
+        """The ids that an encoder reads; none of other networks."""
+        given = self.inputs.encoder_inputs
+        return [] if given is None else list(given.input_ids[0].tolist())
+
+
+def layout_of_ids(
+    model: LanguageModel, ids: Sequence[int], target: Sequence[int] | None, device: torch.device
+) -> Layout:
+    """Lay out token ids as they are, as `kinfolk.logits` does; a decoder predicts the next one."""
+    if isinstance(model, EncoderDecoder):
+        return encoder_decoder_layout(model, ids, ids if target is None else target, None, device)
+    if target is not None:
+        raise UserError(
+            f"a target applies to encoder-decoder models, not to {model.family_name}: remove it"
+        )
+    causal = model.decoding == "causal"
+    inputs = Inputs.from_ids(torch.tensor([list(ids)], device=device), causal=causal)
+    labels: Labels = [*ids[1:], None] if causal else list(ids)
+    return Layout(inputs, labels)
+
+
+def layout_of_text(
+    model: LanguageModel,
+    text: str,
+    tokenizer: Tokenizer,
+    target: str | None,
+    seed: int,
+    device: torch.device,
+) -> Layout:
+    """Lay out a text with the special tokens that the model was trained with."""
+    if isinstance(model, EncoderDecoder):
+        return text_pair_layout(model, text, tokenizer, target, seed, device)
+    if target is not None:
+        raise UserError(
+            f"a target applies to encoder-decoder models, not to {model.family_name}: remove it"
+        )
+    special = tokenizer.special_tokens
+    if model.decoding == "infilling":
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int64)
+        return blank_layout(ids, tokenizer, device)
+    if isinstance(model, ELMo) or model.decoding == "causal":
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        tokens = tokenizer.with_end_token(("eos",)).special_tokens
+        start = tokens.eos if tokens.bos is None else tokens.bos
+        return next_token_layout(plain, start, tokens.eos, isinstance(model, ELMo), device)
+    ids = np.array(tokenizer.encode(text), np.int64)
+    labels: Labels = [None if i in special.ids else i for i in ids.tolist()]
+    inputs = Inputs.from_ids(torch.from_numpy(ids)[None].to(device), causal=False)
+    if model.decoding == "two-stream":
+        cls = -1 if special.cls is None else special.cls
+        types = CLS_TOKEN_TYPE * inputs.input_ids.eq(cls).long()
+        inputs = replace(inputs, token_type_ids=types)
+    return Layout(inputs, labels)
+
+
+def next_token_layout(
+    ids: list[int], start: int | None, end: int | None, bidirectional: bool, device: torch.device
+) -> Layout:
+    """Lay out a text after its start token; each place predicts the next token.
+
+    A backward model reads the end token first; each place then predicts the token before.
+    """
+    before = [] if start is None else [start]
+    row = [*before, *ids, *([end] if bidirectional and end is not None else [])]
+    labels: Labels = [*row[1:], None if bidirectional else end]
+    inputs = Inputs.from_ids(torch.tensor([row], device=device), causal=True)
+    return Layout(inputs, labels, [None, *row[:-1]] if bidirectional else None)
+
+
+def blank_layout(ids: np.ndarray, tokenizer: Tokenizer, device: torch.device) -> Layout:
+    """Lay out a text as one blank that GLM generates, after the mask token of a whole text."""
+    objective = BlankInfilling(
+        special_tokens=tokenizer.special_tokens,
+        vocab_size=tokenizer.vocab_size,
+        max_length=4 * len(ids) + 64,
+    )
+    example = objective.corrupt(ids, [(0, len(ids))], objective.glm_tokens.gmask)
+    assert example.labels is not None and example.order is not None
+    assert example.position_ids is not None and example.block_position_ids is not None
+
+    def row(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array)[None].to(device)
+
+    document, order = torch.zeros_like(row(example.order)), row(example.order)
+    inputs = Inputs(
+        input_ids=row(example.input_ids),
+        attention_mask=AttentionMask(document, order, order),
+        position_ids=row(example.position_ids),
+        block_position_ids=row(example.block_position_ids),
+    )
+    return Layout(inputs, [None if i == IGNORE_INDEX else i for i in example.labels.tolist()])
+
+
+def text_pair_layout(
+    model: EncoderDecoder,
+    text: str,
+    tokenizer: Tokenizer,
+    target: str | None,
+    seed: int,
+    device: torch.device,
+) -> Layout:
+    """Lay out a text for the encoder, and a target for the decoder.
+
+    Without a target, a model that learned by span corruption is given the text with spans cut out;
+    a model that learned from pairs generates the target.
+    """
+    special = tokenizer.special_tokens
+    first = next(iter(family_of(model).objectives.values()))
+    if target is None and issubclass(first, SpanCorruption) and special.sentinels:
+        (example,) = draw_examples(first, InspectedText((text,), tokenizer), seed).rows[0]
+        assert example.encoder_input_ids is not None and example.labels is not None
+        encoder, labels = example.encoder_input_ids.tolist(), example.labels.tolist()
+        return encoder_decoder_layout(model, encoder, labels, None, device)
+    if target is None:
+        assert issubclass(first, Seq2Seq | SpanCorruption)
+        length = len(tokenizer.encode(text)) + 16
+        target = generate(model, tokenizer, text, max_new_tokens=length, do_sample=False)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    end = [] if special.eos is None else [special.eos]
+    written = tokenizer.target.encode(target, add_special_tokens=False)
+    return encoder_decoder_layout(model, [*ids, *end], written, special.eos, device)
+
+
+def encoder_decoder_layout(
+    model: EncoderDecoder,
+    source: Sequence[int],
+    target: Sequence[int],
+    end: int | None,
+    device: torch.device,
+) -> Layout:
+    """Lay out ids for both sides: each place of the decoder predicts the token of the target."""
+    labels: Labels = [*target, *([] if end is None else [end])]
+    shifted = [model.config.decoder_start_token_id, *labels[:-1]]
+    encoder = Inputs.from_ids(torch.tensor([list(source)], device=device), causal=False)
+    row = torch.tensor([shifted], device=device)
+    return Layout(Inputs.from_ids(row, causal=True, encoder_inputs=encoder), labels)

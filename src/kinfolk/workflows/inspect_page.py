@@ -1,0 +1,237 @@
+"""Gather the values of the page of an inspection: objectives, trained models, costs."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kinfolk.errors import UserError
+from kinfolk.families import families, family
+from kinfolk.families.base import Family
+from kinfolk.families.ngram import NGramConfig
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.views import FULL, VIEWS, ViewedStates
+from kinfolk.reports.inspect_view import (
+    InspectPage,
+    ObjectiveView,
+    StreamView,
+    TableView,
+)
+from kinfolk.text import train_tokenizer
+from kinfolk.text.inspect import readable_tokens
+from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.workflows.folders import load_tokenizer
+from kinfolk.workflows.inspect_costs import network_costs
+from kinfolk.workflows.inspect_model_view import CharacterSpan, model_view
+from kinfolk.workflows.inspect_objectives import (
+    InspectedText,
+    dense_views,
+    inspect_objective,
+    mask_view,
+)
+from kinfolk.workflows.load import load
+
+MAX_PAGE_TOKENS = 256  # of a text on a page
+INSPECTED_SIZE = "tiny"
+NGRAM_ROWS = 5  # of each order
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A family with new weights, or a trained model, that is looked into."""
+
+    name: str
+    family: Family
+    config: ModelConfig
+    tokenizer: Tokenizer
+    model: LanguageModel | None = None  # trained
+
+
+def split_documents_of(text: str) -> tuple[str, ...]:
+    """Return the documents of a text, which blank lines separate."""
+    return tuple(part.strip() for part in re.split(r"\n\s*\n", text) if part.strip())
+
+
+def inspect_page(
+    text: str,
+    names: Sequence[str] = (),
+    *,
+    tokenizer: Path | str | None = None,
+    target: str | None = None,
+    seed: int = 0,
+    on_step: Callable[[str], None] = lambda name: None,
+) -> InspectPage:
+    """Return the page of a text through families (all by default) and trained models."""
+    documents = split_documents_of(text)
+    if not documents:
+        raise UserError("the text is empty: give some words")
+    shared = load_tokenizer(tokenizer) if tokenizer else words_of([*documents, target or ""])
+    check_size(documents, shared)
+    subjects = [open_subject(name, shared, given=tokenizer is not None) for name in names]
+    if not names:
+        subjects = [open_subject(name, shared, given=False) for name in families()]
+    objectives: list[ObjectiveView] = []
+    models, costs, notes = [], [], list[str]()
+    for subject in subjects:
+        on_step(subject.name)
+        inspected = InspectedText(documents, subject.tokenizer, target)
+        check_size(documents, subject.tokenizer)
+        found, reasons = objective_views(subject, inspected, seed)
+        objectives += found
+        notes += reasons
+        if subject.model is not None:
+            whole = "\n\n".join(documents)
+            trained = subject.model, subject.tokenizer
+            models.append(model_view(subject.name, *trained, whole, target=target, seed=seed))
+        costs.append(network_costs(subject.name, subject.config, len(inspected.ids)))
+    if not objectives and not models:
+        raise UserError(notes[0])
+    ids, spans = token_spans(documents, shared)
+    return InspectPage(
+        title="One text, every objective" if not models else "Inside the models",
+        text="\n\n".join(documents),
+        tokens=list(zip(readable_tokens(shared, ids), spans, strict=True)),
+        objectives=objectives,
+        models=models,
+        costs=costs,
+        facts=[
+            ("tokens", f"{len(ids):,}"),
+            ("documents", str(len(documents))),
+            ("tokenizer", f"{shared.kind}, {shared.vocab_size:,} ids"),
+            ("seed", str(seed)),
+        ],
+        notes=notes,
+    )
+
+
+def words_of(texts: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer whose tokens are the words of the texts."""
+    return train_tokenizer(texts, kind="word", vocab_size=2**16, fewer=True)
+
+
+def check_size(documents: Sequence[str], tokenizer: Tokenizer) -> None:
+    """Refuse a text without tokens, and one that is too long to be shown."""
+    count = len(token_spans(documents, tokenizer)[0])
+    if not count:
+        raise UserError("the text is empty for this tokenizer: give some words")
+    if count > MAX_PAGE_TOKENS:
+        raise UserError(
+            f"the text has {count:,} tokens, and a page shows at most {MAX_PAGE_TOKENS}: use a "
+            "shorter text"
+        )
+
+
+def token_spans(
+    documents: Sequence[str], tokenizer: Tokenizer
+) -> tuple[list[int], list[CharacterSpan]]:
+    """Return the ids of documents, and the characters of each when blank lines join them."""
+    ids, spans, start = list[int](), list[CharacterSpan](), 0
+    for document in documents:
+        own, offsets = tokenizer.offsets(document)
+        ids += own
+        spans += [(start + a, start + b) for a, b in offsets]
+        start += len(document) + 2
+    return ids, spans
+
+
+def open_subject(name: str, shared: Tokenizer, *, given: bool) -> Subject:
+    """Open FAMILY[/SIZE] or the folder of a trained model."""
+    if Path(name).exists():
+        model, own = load(name, shared if given else None)
+        kind = family(model.family_name)
+        config = model.config.pretrained
+        return Subject(Path(name).name, kind, config, own, model)
+    family_name, _, size = name.partition("/")
+    kind = family(family_name)
+    size = size or INSPECTED_SIZE
+    sized = {
+        "vocab_size": shared.vocab_size,
+        "decoder_start_token_id": shared.special_tokens.pad,
+    }
+    config = kind.config(size).with_fields(**sized)
+    return Subject(f"{family_name}/{size}", kind, config, shared)
+
+
+def objective_views(
+    subject: Subject, text: InspectedText, seed: int
+) -> tuple[list[ObjectiveView], list[str]]:
+    """Return what each objective of a family makes of the text, and why some make nothing."""
+    views, reasons = list[ObjectiveView](), list[str]()
+    spans = token_spans(text.documents, text.tokenizer)[1]
+    spans = spans if len(spans) == len(text.ids) else []
+    if not subject.family.objectives:
+        found = cross_view(subject, text)
+        if found is None:
+            reasons.append(
+                f"{subject.family.name} has no pretraining objective to show: inspect a model "
+                "folder of it, or another family"
+            )
+        else:
+            views.append(replace(found, spans=spans))
+    for name in subject.family.objectives:
+        try:
+            view, _ = inspect_objective(subject.family, name, subject.config, text, seed)
+        except UserError as error:
+            reasons.append(f"{subject.name}, {name}: {error}")
+            continue
+        if isinstance(subject.config, NGramConfig):
+            view = replace(view, tables=[*ngram_counts(text, subject.config.order)])
+        views.append(replace(view, family=subject.name, spans=spans))
+    return views, reasons
+
+
+def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
+    """Return the views of cross-view training, which has no objective without labels."""
+    if not issubclass(subject.family.model, ViewedStates):
+        return None
+    ids = text.ids.tolist()
+    none = [None] * len(ids)
+    stream = StreamView(
+        name="input",
+        tokens=readable_tokens(text.tokenizer, ids),
+        input_ids=ids,
+        sources=range(len(ids)),
+        changes=[""] * len(ids),
+        labels=none,
+        label_ids=none,
+        label_sources=none,
+        integers={"position_ids": range(len(ids))},
+    )
+    return ObjectiveView(
+        family=subject.name,
+        title=subject.family.title,
+        objective="cross_view",
+        description="Cross-view training (Clark et al., 2018): views of a part of the text learn to"
+        " agree with the module that sees all of it.",
+        streams=[stream],
+        masks=[
+            mask_view(
+                f"{view} view",
+                "A filled column is a token that this view of the row's token is predicted from.",
+                "input",
+                "input",
+                mask,
+            )
+            for view, mask in dense_views((FULL, *VIEWS["tokens"]), len(ids)).items()
+        ],
+        notes=["Labels come with the task: kinfolk finetune --formulation cross_view."],
+    )
+
+
+def ngram_counts(text: InspectedText, order: int) -> Iterator[TableView]:
+    """Yield the most frequent n-grams of the text, for each order."""
+    for size in range(1, order + 1):
+        counts: Counter[tuple[int, ...]] = Counter()
+        for first, end in zip(text.encoded.starts, text.encoded.starts[1:], strict=False):
+            ids = text.ids[first:end].tolist()
+            counts.update(tuple(ids[i : i + size]) for i in range(len(ids) - size + 1))
+        rows = [
+            (" ".join(readable_tokens(text.tokenizer, gram)), f"{count:,}")
+            for gram, count in counts.most_common(NGRAM_ROWS)
+        ]
+        yield TableView(
+            title=f"{len(counts):,} different n-grams of order {size}",
+            columns=("n-gram", "count in the text"),
+            rows=rows,
+        )

@@ -1,0 +1,189 @@
+"""An inspection shows what the batches of every family and objective hold, and what layers see."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kinfolk.attention_mask import EMPTY_SLOT_ID
+from kinfolk.batch import IGNORE_INDEX
+from kinfolk.families.base import Family
+from kinfolk.nn.recording import record_layers_and_attention
+from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.reports.inspect_view import ObjectiveView
+from kinfolk.rng import Stream, generator
+from kinfolk.text import train_tokenizer
+from kinfolk.workflows.inspect_objectives import Draw, InspectedText, inspect_objective
+from support.contracts import NAMES, PAIRS, predicted
+
+# A second document begins after the blank line: rows are packed.
+DOCUMENTS = (
+    "The fox jumps over the lazy dog. It was not amused. Then it slept for an hour or two.",
+    "A second text follows here. It is short, and quite unlike the first.",
+)
+TOKENIZER = train_tokenizer(DOCUMENTS, kind="word", vocab_size=1000, fewer=True)
+TEXT = InspectedText(DOCUMENTS, TOKENIZER)
+EVERY = pytest.mark.parametrize(("family", "name"), PAIRS, ids=NAMES)
+
+
+def inspected(family: Family, name: str, seed: int = 3) -> tuple[ObjectiveView, Draw]:
+    return inspect_objective(family, name, family.config("nano"), TEXT, seed)
+
+
+def network(family: Family) -> Any:
+    torch.manual_seed(0)
+    changes = {"vocab_size": TOKENIZER.vocab_size, "attention_window": 5, "mem_len": 64}
+    return family.config("nano").with_fields(**changes).build().eval()
+
+
+@EVERY
+def test_grids_are_the_masks_of_the_batches(family: Family, name: str) -> None:
+    view, draw = inspected(family, name)
+    masks = {mask.name: mask.mask for mask in view.masks}
+    if isinstance(draw.objective, RecurrentCLM):
+        check_rows_that_continue(draw, masks)
+        return
+    (batch,) = draw.batches
+    inputs, lengths = batch.inputs, [len(stream.tokens) for stream in view.streams]
+    own = inputs.attention_mask.dense()[0, : lengths[-1], : lengths[-1]].numpy()
+    if inputs.encoder_inputs is not None:
+        whole = inputs.encoder_inputs.attention_mask.dense()[0].numpy()
+        queries, keys = inputs.cross_masks()
+        cross = queries.dense(keys)[0].numpy()
+        assert np.array_equal(masks["encoder"], whole[: lengths[0], : lengths[0]])
+        assert np.array_equal(masks["decoder"], own)
+        assert np.array_equal(masks["cross-attention"], cross[: lengths[1], : lengths[0]])
+    elif inputs.target_positions is not None:
+        assert np.array_equal(masks["content stream"], own)
+        queries = inputs.attention_mask.for_targets(inputs.target_positions)
+        rows = queries.dense(inputs.attention_mask)[0].numpy()
+        # Filling repeats the first query of the row.
+        known = dict(zip(inputs.target_positions[0].tolist(), rows, strict=True))
+        (query,) = (mask for mask in view.masks if mask.name == "query stream")
+        assert sorted(known) == list(query.query_positions)
+        for position, row in zip(query.query_positions, query.mask, strict=True):
+            assert np.array_equal(row, known[position][: lengths[0]])
+    else:
+        first = view.masks[0]
+        order = own if first.name != "context" else own & band(own.shape[0], 1)  # of a 2-gram
+        assert np.array_equal(first.mask, order)
+        for window in network(family).attention_windows:
+            config = family.config("nano").with_fields(attention_window=window)
+            banded, _ = inspect_objective(family, name, config, TEXT)
+            assert np.array_equal(banded.masks[-1].mask, own & band(len(own), window))
+
+
+def band(length: int, window: int) -> np.ndarray:
+    places = np.arange(length)
+    return places[:, None] - places < window
+
+
+def check_rows_that_continue(draw: Draw, masks: dict[str, np.ndarray]) -> None:
+    """All rows together attend as one row of the whole documents would."""
+    batches = [batch.inputs.attention_mask for batch in draw.batches]
+    ids, orders = (
+        torch.cat([vars(mask)[name][0] for mask in batches])
+        for name in ("document_ids", "key_order")
+    )
+    whole = (ids[:, None] == ids) & (orders <= orders[:, None])
+    assert len(draw.batches) > 1 and masks
+    for mask in masks.values():
+        assert np.array_equal(mask, whole.numpy())
+
+
+@EVERY
+def test_examples_are_those_that_training_makes(family: Family, name: str) -> None:
+    view, draw = inspected(family, name)
+    if isinstance(draw.objective, RecurrentCLM):
+        documents = TEXT.encoded
+        ids = np.concatenate([e.labels for row in draw.rows for e in row if e.labels is not None])
+        ids = ids[~draw.objective.special_tokens.is_special(ids)]
+        assert ids.tolist() == documents.token_ids.tolist()
+        return
+    documents, _ = TEXT.for_objective(draw.objective)
+    chunks = draw.objective.chunks(documents)
+    for i, example in enumerate(draw.rows[0]):
+        own = draw.objective.example(chunks[i], generator(3, Stream.EXAMPLE, 0, i))
+        assert np.array_equal(own.input_ids, example.input_ids)
+        assert own.labels is not None and np.array_equal(own.labels, example.labels)
+    stream = view.streams[-1]
+    shown = [(0, i, label) for i, label in enumerate(stream.label_ids) if label is not None]
+    assert shown == sorted(predicted(draw.batches[0]))
+
+
+@EVERY
+def test_sources_lead_back_to_the_text(family: Family, name: str) -> None:
+    view, draw = inspected(family, name)
+    replaced = 0
+    for stream in view.streams:
+        for id, source, change in zip(
+            stream.input_ids, stream.sources, stream.changes, strict=True
+        ):
+            if source is not None:
+                assert draw.ids[source] == id
+            replaced += change in ("masked", "replaced", "cut")
+        for id, source in zip(stream.label_ids, stream.label_sources, strict=True):
+            if source is not None:
+                assert draw.ids[source] == id
+    masks = ("mlm", "nsp", "sop", "unilm", "full_sentences", "rtd", "spans", "blanks")
+    assert (replaced > 0) == (name in masks)
+
+
+@EVERY
+def test_layers_attend_exactly_where_the_grid_is_filled(family: Family, name: str) -> None:
+    model = network(family)
+    view, draw = inspect_objective(family, name, model.config, TEXT, 3)
+    if any(isinstance(part, nn.LSTM) for part in model.modules()) or family.name == "ngram":
+        pytest.skip("no attention")
+    masks = {mask.name: mask.mask for mask in view.masks}
+    memory = model.init_memory(1) if isinstance(draw.objective, RecurrentCLM) else None
+    start = 0
+    for batch, row in zip(draw.batches, draw.rows, strict=True):
+        inputs = replace(batch.inputs, memory=memory)
+        with torch.no_grad(), record_layers_and_attention(model) as recording:
+            output = model(inputs)
+        for stream, layers in recording.attention.items():
+            for number, probabilities in enumerate(layers):
+                seen = (probabilities[0] > 0).all(0).numpy()
+                assert np.array_equal(seen, (probabilities[0] > 0).any(0).numpy())
+                if memory is not None:
+                    known = (memory.document_ids[0] != EMPTY_SLOT_ID).sum()
+                    length = sum(len(e.input_ids) for e in row)
+                    rows = seen[:length, seen.shape[1] - length - int(known) :]
+                    stop = start + length
+                    want = masks["input and memory"][start:stop, start - int(known) : stop]
+                    assert np.array_equal(rows, want)
+                    continue
+                want = masks[grid_of(stream, number, model, masks)]
+                if stream == "query":
+                    kept = torch.unique(inputs.target_positions[0], return_inverse=True)[1]
+                    want = want[kept.numpy()]
+                assert np.array_equal(seen[: want.shape[0], : want.shape[1]], want)
+        start += sum(len(e.input_ids) for e in row)
+        memory = output.memory
+
+
+def grid_of(stream: str, layer: int, model: Any, masks: dict[str, np.ndarray]) -> str:
+    names = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
+    if "banded layers" in masks and layer % 2:
+        return "banded layers"
+    own = "content stream" if model.decoding == "two-stream" else "attention"
+    return {"query": "query stream", **names}.get(stream, own)
+
+
+def test_a_seed_changes_what_is_drawn_and_nothing_else() -> None:
+    family, name = next(pair for pair in PAIRS if pair[1] == "mlm")
+    one, again, other = (inspected(family, name, seed)[0].streams[0] for seed in (1, 1, 2))
+    assert one == again
+    assert one.input_ids != other.input_ids and len(one.input_ids) == len(other.input_ids)
+
+
+def test_a_row_that_is_not_padded_has_no_padding() -> None:
+    for family, name in PAIRS:
+        _, draw = inspected(family, name)
+        for batch, row in zip(draw.batches, draw.rows, strict=True):
+            labels = sum((e.labels != IGNORE_INDEX).sum() for e in row if e.labels is not None)
+            assert batch.counts[draw.objective.loss_name] == labels

@@ -1,0 +1,316 @@
+"""`kinfolk.inspect`: the values of transformers, the gates of LSTM layers, and no hooks left."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk import UserError, families, inspect
+from kinfolk.batch import Inputs
+from kinfolk.hub import load_model
+from kinfolk.nn.recording import record_layers_and_attention
+from kinfolk.text import train_tokenizer
+from kinfolk.text.characters import character_table
+from kinfolk.workflows.inspect_layouts import next_token_layout
+from kinfolk.workflows.inspect_network import layer_logits
+from kinfolk.workflows.inspect_recurrent import recurrent_states, trace_lstm
+from support.contracts import build, shaken
+
+IDS = [17, 5, 233, 91, 40, 8, 62]
+TARGET = [9, 88, 3, 120]
+TEXT = "the cat sat on the mat. it was a red mat, and the cat was old."
+TOKENIZER = train_tokenizer([TEXT], kind="word", vocab_size=1000, fewer=True)
+
+
+def network(name: str, **changes: Any) -> Any:
+    """Build a small network for the tokenizer, with weights away from their first values."""
+    family = families.family(name)
+    config = family.config("nano").with_fields(
+        vocab_size=TOKENIZER.vocab_size, decoder_start_token_id=TOKENIZER.special_tokens.pad
+    )
+    torch.manual_seed(0)
+    model = shaken(config.with_fields(**changes).build())
+    if config.max_characters is not None:
+        table = character_table(TOKENIZER, config.max_characters)
+        model.set_character_table(torch.from_numpy(table))
+    return model.eval()
+
+
+def close(ours: Any, theirs: Any) -> None:
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other[0].detach().numpy(), atol=1e-5, rtol=0)
+
+
+def saved(transformers: Any, kind: str, config: Any, folder: Path) -> Any:
+    torch.manual_seed(1)
+    model = getattr(transformers, kind)(config).eval()
+    if kind.startswith("T5") and config.is_gated_act:  # transformers 5 ties both tables
+        weight = torch.randn(config.vocab_size, config.d_model) / config.d_model**0.5
+        model.lm_head.weight = torch.nn.Parameter(weight)
+    model.set_attn_implementation("eager")
+    model.save_pretrained(folder)
+    return model
+
+
+def test_gpt2_equals_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=3, n_head=4, n_positions=64)
+    theirs = saved(transformers, "GPT2LMHeadModel", config, tmp_path)
+    found = inspect(load_model(tmp_path), IDS)
+    with torch.no_grad():
+        want = theirs(torch.tensor([IDS]), output_attentions=True, output_hidden_states=True)
+    close(found["attention"], want.attentions)
+    close(found["hidden_states"], want.hidden_states)
+    close([found["logits"]], [want.logits])
+    nll = torch.nn.functional.cross_entropy(want.logits[0, :-1], torch.tensor(IDS[1:]))
+    assert found["losses"][:-1].mean() == pytest.approx(nll.item(), abs=1e-5)
+    assert np.isnan(found["losses"][-1])
+
+
+def test_bert_equals_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=TOKENIZER.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    theirs = saved(transformers, "BertForPreTraining", config, tmp_path)
+    TOKENIZER.save(tmp_path, template="bert")
+    found = inspect(tmp_path, TEXT)
+    ids = torch.tensor([found.input_ids])
+    with torch.no_grad():
+        want = theirs(ids, output_attentions=True, output_hidden_states=True)
+    close(found["attention"], want.attentions)
+    close(found["hidden_states"], want.hidden_states)
+    mask = TOKENIZER.special_tokens.require("mask")
+    for place in (1, 5):  # predictions are those of the text with this token masked
+        row = ids.clone()
+        row[0, place] = mask
+        with torch.no_grad():
+            logits = theirs(row).prediction_logits[0, place]
+        np.testing.assert_allclose(found["logits"][place], logits.numpy(), atol=1e-5)
+        label = found.input_ids[place]
+        own = logits.softmax(-1)[label].item()
+        assert found["probabilities"][place] == pytest.approx(own, abs=1e-6)
+    assert np.isnan(found["probabilities"][0])  # [CLS] is no token of the text
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_t5_equals_transformers(gated: bool, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=300,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=3,
+        num_heads=4,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        tie_word_embeddings=not gated,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    theirs = saved(transformers, "T5ForConditionalGeneration", config, tmp_path)
+    found = inspect(load_model(tmp_path), IDS, target=TARGET)
+    with torch.no_grad():
+        want = theirs(
+            torch.tensor([IDS]),
+            labels=torch.tensor([TARGET]),
+            output_attentions=True,
+            output_hidden_states=True,
+        )
+    close(found["encoder_attention"], want.encoder_attentions)
+    close(found["decoder_attention"], want.decoder_attentions)
+    close(found["cross_attention"], want.cross_attentions)
+    close(found["encoder_hidden_states"], want.encoder_hidden_states)
+    close(found["decoder_hidden_states"], want.decoder_hidden_states)
+    close([found["logits"]], [want.logits])
+    assert found["losses"].mean() == pytest.approx(want.loss.item(), abs=1e-5)
+
+
+NAMES = [*families.families(), "bilstm", "cvt"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_last_step_of_the_logit_lens_is_the_output(name: str) -> None:
+    model = network(name)
+    found = inspect(model, TEXT, TOKENIZER)
+    if name in ("bilstm", "cvt"):
+        assert not found.predictions
+        return
+    for one in found.predictions.values():
+        shifted = one.logits - one.logits.max(-1, keepdims=True)
+        exact = np.exp(shifted) / np.exp(shifted).sum(-1, keepdims=True)
+        best = np.sort(exact, axis=-1)[:, :-6:-1]
+        np.testing.assert_allclose(one.lens_probabilities[-1], best, atol=1e-6)
+        assert np.array_equal(one.lens_ids[-1][:, 0], one.logits.argmax(-1))
+        np.testing.assert_array_equal(one.lens_label_probabilities[-1], one.probabilities)
+        assert len(one.layers) == len(one.lens_ids) > (name not in ("ngram", "cove"))
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "gpt3", "glm", "transformer_xl", "ulmfit"])
+def test_logits_are_those_of_the_network(name: str) -> None:
+    model = network(name)
+    found = inspect(model, TEXT, TOKENIZER)
+    if name == "glm":
+        return
+    with torch.no_grad():
+        row = Inputs.from_ids(torch.tensor([found.input_ids]), causal=True)
+        logits = model.lm_logits(model(row).hidden[0]).logits()
+    np.testing.assert_allclose(found["logits"], logits.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_network_is_left_as_it_was(name: str) -> None:
+    model = network(name)
+    model.train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    draws = torch.get_rng_state()
+    inspect(model, TEXT, TOKENIZER)
+    assert model.training and torch.equal(draws, torch.get_rng_state())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    hooked = [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+    assert not hooked
+
+
+def test_hooks_are_removed_after_an_error() -> None:
+    model = network("gpt2")
+    with pytest.raises(IndexError), record_layers_and_attention(model):
+        model(Inputs.from_ids(torch.tensor([[10**6]]), causal=True))
+    assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "xlnet", "transformer_xl", "t5", "albert"])
+def test_recording_changes_no_output(name: str) -> None:
+    model = network(name)
+    encoder = Inputs.from_ids(torch.tensor([IDS[:4]]) % 100, causal=False)
+    inputs = Inputs.from_ids(
+        torch.tensor([IDS]) % 100,
+        causal=model.architecture == "decoder",
+        encoder_inputs=encoder if name == "t5" else None,
+    )
+    with torch.no_grad():
+        plain = model(inputs).hidden
+        with record_layers_and_attention(model) as recording:
+            recorded = model(inputs).hidden
+    torch.testing.assert_close(recorded, plain, atol=1e-5, rtol=1e-5)
+    for layers in recording.attention.values():
+        for probabilities in layers:
+            torch.testing.assert_close(probabilities.sum(-1), torch.ones(probabilities.shape[:-1]))
+
+
+@pytest.mark.parametrize("name", ["ulmfit", "elmo", "cove", "bilstm", "cvt"])
+def test_gates_give_the_output_of_every_layer(name: str) -> None:
+    model = network(name)
+    found = inspect(model, TEXT, TOKENIZER)
+    states = found.values.traces
+    assert states is not None
+    for stack, layers in states.hidden.items():
+        traces = [t for t in states.traces if stack in ("", *t.name.split())]
+        for number, layer in enumerate(layers[1:], start=1):
+            own = [t.hidden for t in traces if t.name.endswith(f"layer {number}")]
+            if not own:  # the attentional state of CoVe's decoder
+                assert stack == "decoder"
+                continue
+            hidden = torch.cat(own, dim=-1)
+            if name == "elmo" and number > 1:
+                hidden = hidden + layers[number - 1]  # its skip connection
+            torch.testing.assert_close(hidden, layer, atol=1e-5, rtol=1e-5)
+    assert len(states.traces) >= 3
+
+
+def test_gates_of_limited_cells_give_the_output_too() -> None:
+    clips = {"cell_clip": 0.05, "projection_clip": 0.02}
+    model = network("elmo", **clips)
+    layout = next_token_layout(IDS[1:2] * 9, 3, 3, True, torch.device("cpu"))
+    with torch.no_grad():
+        states = recurrent_states(model, layout.inputs)
+    first = states.traces[0]
+    torch.testing.assert_close(first.hidden, states.hidden["forward"][1], atol=1e-6, rtol=1e-5)
+    assert first.cell.abs().max() == pytest.approx(0.05)
+
+
+def test_a_gate_that_is_wrong_would_be_noticed() -> None:
+    layer = torch.nn.LSTM(4, 3)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        output = layer(x[:, None])[0][:, 0]
+        torch.testing.assert_close(trace_lstm(layer, x, "").hidden, output)
+        layer.bias_hh_l0[3:6] += 1.0  # the forget gates
+        assert not torch.allclose(trace_lstm(layer, x, "").hidden, output)
+
+
+def test_cove_attends_to_its_source() -> None:
+    found = inspect(network("cove"), TEXT, TOKENIZER, target="the old cat")
+    attention = found["cross_attention"]
+    assert attention.shape == (1, 1, 4, len(found.encoder_ids))
+    np.testing.assert_allclose(attention.sum(-1), 1.0, atol=1e-5)
+
+
+def test_xlnet_predicts_a_token_without_seeing_it() -> None:
+    found = inspect(network("xlnet"), TEXT, TOKENIZER)
+    own = np.diagonal(found["query_attention"], axis1=2, axis2=3)
+    assert (own == 0).all()
+    assert (np.diagonal(found["attention"], axis1=2, axis2=3) > 0).all()
+
+
+def test_lens_layers_differ_and_apply_the_last_norm() -> None:
+    model = network("gpt2")
+    found = inspect(model, TEXT, TOKENIZER)
+    raw = torch.from_numpy(found["hidden_states"][1])
+    with torch.no_grad():
+        probabilities = layer_logits(model, raw).softmax(-1)
+    np.testing.assert_allclose(
+        found["lens_probabilities"][1], probabilities.topk(5).values.numpy(), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "sentence"),
+    [
+        ("", {}, "the text is empty"),
+        (" \n", {}, "the text is empty"),
+        ([], {}, "there are no token ids"),
+        ([10**6], {}, "token ids must be from 0 to"),
+        ("the cat", {"target": "a cat"}, "a target applies to encoder-decoder models"),
+        ([1], {"target": "a"}, "the target of token ids is token ids"),
+        ("the cat " * 600, {}, "the context of the model has 1024"),
+    ],
+)
+def test_bad_input_is_one_sentence(text: Any, options: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        inspect(network("gpt2"), text, TOKENIZER, **options)
+
+
+def test_a_text_needs_a_tokenizer_and_arrays_have_names() -> None:
+    with pytest.raises(UserError, match="a text needs the tokenizer of the model"):
+        inspect(network("gpt2"), TEXT)
+    found = inspect(network("gpt2"), TEXT, TOKENIZER)
+    with pytest.raises(UserError, match="no array 'attentions': choose one of attention, norms"):
+        found["attentions"]
+
+
+def test_a_fine_tuned_network_shows_its_layers() -> None:
+    from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
+
+    backbone = network("bert")
+    config = ModelWithHeadConfig(
+        backbone=backbone.config,
+        head="text",
+        labels=("good", "bad"),
+        pooling=pooling_of(backbone.config),
+    )
+    found = inspect(config.build_on(backbone), TEXT, TOKENIZER)
+    assert found["attention"].shape[:2] == (2, 2) and not found.predictions
+    assert "The model was fine-tuned" in found.values.notes[0]
+
+
+def test_inputs_of_the_contract_networks_are_inspected() -> None:
+    found = inspect(build(families.family("gpt2")), IDS)
+    assert found["attention"].shape == (2, 2, len(IDS), len(IDS))

@@ -1,0 +1,154 @@
+"""The page of an inspection: what it gathers, what it leaves out, and how long it takes."""
+
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk import UserError, families
+from kinfolk.reports.inspect_page import render
+from kinfolk.text import train_tokenizer
+from kinfolk.workflows.inspect import inspect
+from kinfolk.workflows.inspect_model_view import model_view
+from kinfolk.workflows.inspect_objectives import dense_views
+from kinfolk.workflows.inspect_page import inspect_page
+from kinfolk.workflows.pretrain import pretrain
+from kinfolk.workflows.recipe import recipe
+from support.runs import Home
+
+TEXT = "The cat sat on the mat. It was old.\n\nA dog came. It barked twice."
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home.make(tmp_path_factory.mktemp("inspect"))
+
+
+def test_64_tokens_pass_every_family_and_objective_in_less_than_20_seconds() -> None:
+    words = " ".join(f"word{i} is here." for i in range(16))  # four tokens each
+    before = time.process_time()
+    page = inspect_page(words)
+    html = render(page)
+    assert time.process_time() - before < 20
+    assert len(page.tokens) == 64 and not page.notes
+    every = families.families()
+    found = [(view.family, view.objective) for view in page.objectives]
+    assert found == [(f"{f.name}/tiny", o) for f in every.values() for o in f.objectives]
+    assert [view.name for view in page.costs] == [f"{name}/tiny" for name in every]
+    assert html.count('<figure class="mask">') == sum(len(v.masks) for v in page.objectives)
+
+
+def test_tokens_know_their_characters() -> None:
+    page = inspect_page(TEXT, ["gpt2/nano"])
+    for token, (start, end) in page.tokens:
+        assert page.text[start:end] == token
+    assert page.objectives[0].spans == [span for _, span in page.tokens]
+
+
+def test_documents_are_packed_and_do_not_attend_to_each_other() -> None:
+    view = inspect_page(TEXT, ["bert/nano"]).objectives[1]
+    assert view.objective == "mlm"
+    mask, documents = view.masks[0].mask, np.array(view.streams[0].integers["document"])
+    assert set(documents.tolist()) == {0, 1}
+    assert np.array_equal(mask, documents[:, None] == documents)
+
+
+def test_what_cannot_be_shown_is_a_note_beside_what_can() -> None:
+    page = inspect_page("word", ["gpt2/nano", "t5/nano"])
+    assert {view.objective for view in page.objectives} == {"clm", "prefix", "spans"}
+    assert page.notes == [
+        "t5/nano, pairs: the text has 1 token, and a pair has two sides: use a longer text, or "
+        "--target"
+    ]
+
+
+def test_a_target_is_the_second_text_of_a_pair() -> None:
+    page = inspect_page("the cat sat", ["transformer/nano"], target="die Katze lag")
+    pair = page.objectives[0]
+    assert list(pair.streams[1].labels) == ["die", "Katze", "lag", "<|endoftext|>"]
+    assert not [note for note in pair.notes if "half" in note]
+
+
+def test_the_views_of_cross_view_training_read_parts_of_the_text() -> None:
+    (view,) = inspect_page(TEXT, ["cvt/nano"]).objectives
+    assert [mask.name for mask in view.masks] == [
+        f"{name} view" for name in ("full", "forward", "backward", "future", "past")
+    ]
+    masks = dense_views(("forward", "future", "past", "backward"), 4)
+    assert masks["forward"][1].tolist() == [True, True, False, False]
+    assert masks["future"][1].tolist() == [True, False, False, False]
+    assert masks["past"][1].tolist() == [False, False, True, True]
+    assert masks["backward"][1].tolist() == [False, True, True, True]
+
+
+def test_counts_of_ngrams_are_those_of_the_text() -> None:
+    (view,) = inspect_page("a b a b c\n\na b", ["ngram/2"]).objectives
+    single, pairs = view.tables
+    assert single.rows[:2] == [("a", "3"), ("b", "3")]
+    assert pairs.rows[0] == ("a b", "3") and "3 different n-grams of order 2" in pairs.title
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "sentence"),
+    [
+        ("", (), "the text is empty"),
+        ("a " * 257, ("gpt2",), "the text has 257 tokens, and a page shows at most 256"),
+        ("words", ("bilstm",), "bilstm has no pretraining objective to show"),
+        ("words", ("gtp2",), "unknown family 'gtp2'"),
+        ("words", ("gpt2/huge",), "gpt2 has no size 'huge'"),
+    ],
+)
+def test_bad_input_is_one_sentence(text: str, names: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        inspect_page(text, names)
+
+
+def test_a_text_beyond_the_context_is_refused(home: Home, tmp_path: Path) -> None:
+    run = home.run("gpt2")
+    with pytest.raises(UserError, match="tokens, and the context of the model has 32: use a short"):
+        inspect_page("the old man saw a red bird " * 6, [str(run)])
+
+
+def test_a_run_is_inspected_with_its_own_tokenizer(home: Home) -> None:
+    run = home.run("gpt2")
+    page = inspect_page("The cat saw the garden.", [str(run)])
+    (model,) = page.models
+    ((_, predictions),) = model.predictions
+    assert len(predictions[0].best) == 5 and predictions[0].label == "The"
+    losses = [one.loss for one in predictions if one.loss is not None]
+    found = inspect(run, "The cat saw the garden.")
+    assert losses == pytest.approx(found["losses"].tolist())
+    assert math.exp(-losses[0]) == pytest.approx(predictions[0].probability or 0)
+    assert [one.name for one in model.attention] == ["attention"]
+    render(page)
+
+
+def test_an_ngram_model_shows_how_it_backs_off(home: Home, tmp_path: Path) -> None:
+    run = pretrain(recipe("ngram/3", home.corpus), tmp_path / "run")
+    page = inspect_page("The cat saw the garden.", [str(run)])
+    (model,) = page.models
+    (table,) = model.tables
+    assert not model.attention and len(table.rows) == len(model.predictions[0][1])
+    for _, probability, order, own, weights in table.rows:
+        product = float(own)
+        for weight in weights.split(" · ") if weights != "–" else ():
+            product *= float(weight)
+        assert product == pytest.approx(float(probability), rel=0.02)
+        assert 1 <= int(order) <= 3
+    assert {row[2] for row in table.rows} > {"3"}
+    render(page)
+
+
+def test_recurrent_models_show_gates_and_states() -> None:
+    tokenizer = train_tokenizer([TEXT], kind="word", vocab_size=1000, fewer=True)
+    config = families.family("ulmfit").config("nano").with_fields(vocab_size=tokenizer.vocab_size)
+    torch.manual_seed(0)
+    view = model_view("ulmfit", config.build(), tokenizer, TEXT)
+    titles = [curves.title for curves in view.curves]
+    assert "Gates of the layer 1" in titles and "States of the layer 3" in titles
+    gates = next(curves for curves in view.curves if curves.title == "Gates of the layer 1")
+    assert [name for name, _ in gates.curves] == ["input", "forget", "output"]
+    assert all(0 < value < 1 for _, values in gates.curves for value in values)
