@@ -28,6 +28,7 @@ Training
 Use
     generate, stream  text for a prompt, whole or chunk by chunk
     fill              the text of each [MASK]
+    embed             one vector per text
     predict           labels, spans or texts of a fine-tuned model
     load_predictor    a fine-tuned model for many calls of predict
     evaluate          likelihood of a text, or scores on labelled rows
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from kinfolk.training.loop import Callback
     from kinfolk.workflows.claims import run_claims
     from kinfolk.workflows.compare import compare, resume_race
+    from kinfolk.workflows.embed import embed
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.generate import fill, generate, stream
@@ -81,6 +83,7 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "compare",
+    "embed",
     "evaluate",
     "families",
     "fill",
@@ -120,6 +123,7 @@ _MODULES = {
     "training.loop": ["Callback"],
     "workflows.claims": ["run_claims"],
     "workflows.compare": ["compare", "resume_race"],
+    "workflows.embed": ["embed"],
     "workflows.evaluate": ["evaluate"],
     "workflows.finetune": ["finetune"],
     "workflows.generate": ["fill", "generate", "stream"],

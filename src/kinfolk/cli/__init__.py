@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typer import Typer
 
 MODULES = (  # of the commands
-    *("audit", "chat", "claims", "compare", "evaluate", "export", "finetune", "generate"),
+    *("audit", "chat", "claims", "compare", "embed", "evaluate", "export", "finetune", "generate"),
     *("lr_find", "members", "merge", "predict", "prepare", "pretrain", "push", "quickstart"),
     *("tokenizer", "translate", "verify_resume"),
 )

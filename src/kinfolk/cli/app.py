@@ -16,7 +16,7 @@ from kinfolk.version import __version__
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "merge", "lr-find", "pretrain", "finetune"),
     *("verify-resume", "evaluate", "compare", "claims"),
-    *("generate", "fill", "chat", "translate", "summarize", "predict"),
+    *("generate", "fill", "chat", "translate", "summarize", "predict", "embed"),
     *("members", "import", "export", "push"),
 )
 
