@@ -31,6 +31,7 @@ Use
     embed             one vector per text
     predict           labels, spans or texts of a fine-tuned model
     load_predictor    a fine-tuned model for many calls of predict
+    isotropy          how evenly vectors fill their space, by layer and after transforms
     evaluate          likelihood of a text, or scores on labelled rows
     compare           families on a text and its tasks, with equal budgets
     resume_race       continue an interrupted comparison
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.generate import fill, generate, stream
+    from kinfolk.workflows.isotropy import isotropy
     from kinfolk.workflows.load import load, logits, save
     from kinfolk.workflows.lr_find import lr_find
     from kinfolk.workflows.predict import load_predictor, predict
@@ -90,6 +92,7 @@ __all__ = [
     "finetune",
     "finetune_in_stages",
     "generate",
+    "isotropy",
     "load",
     "load_predictor",
     "logits",
@@ -127,6 +130,7 @@ _MODULES = {
     "workflows.evaluate": ["evaluate"],
     "workflows.finetune": ["finetune"],
     "workflows.generate": ["fill", "generate", "stream"],
+    "workflows.isotropy": ["isotropy"],
     "workflows.load": ["load", "logits", "save"],
     "workflows.lr_find": ["lr_find"],
     "workflows.predict": ["load_predictor", "predict"],

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
 MODULES = (  # of the commands
     *("audit", "chat", "claims", "compare", "embed", "evaluate", "export", "finetune", "generate"),
-    *("lr_find", "members", "merge", "predict", "prepare", "pretrain", "push", "quickstart"),
+    *(
+        "isotropy",
+        "lr_find",
+        "members",
+        "merge",
+        "predict",
+        "prepare",
+        "pretrain",
+        "push",
+        "quickstart",
+    ),
     *("tokenizer", "translate", "verify_resume"),
 )
 

@@ -24,6 +24,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.rng import sequential
 from kinfolk.tasks.classification import Regression
 from kinfolk.tasks.formulations.base import pack_examples, segment_mean
 from kinfolk.tasks.formulations.choose import build_formulation
@@ -186,14 +187,50 @@ class Embedder:
     @torch.no_grad()
     def pooled(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], Tensor]]:
         """Yield the vectors of examples that share a batch, and their indices."""
+        for group, inputs, read_at, owners in self.batches(examples):
+            states = self.hidden(inputs).flatten(0, 1).index_select(0, read_at)
+            yield group, self.pool(states, owners, len(group))
+
+    def batches(
+        self, examples: Sequence[Example]
+    ) -> Iterator[tuple[list[int], Inputs, Tensor, Tensor]]:
+        """Yield the indices of examples, their inputs, the positions read, and whose each is."""
         for group in length_buckets([sum(e.lengths) for e in examples], TOKENS_PER_BATCH):
             chosen = [examples[i] for i in group]
             collated = pack_examples(chosen, self.formulation.pad_id)
             sizes = torch.tensor([len(example.read_positions) for example in chosen])
-            owners = torch.repeat_interleave(torch.arange(len(chosen)), sizes).to(self.device)
-            read_at = collated.read_positions(chosen).to(self.device)
-            states = self.hidden(collated.inputs.to(self.device)).flatten(0, 1)
-            yield group, self.pool(states.index_select(0, read_at), owners, len(chosen))
+            owners = torch.repeat_interleave(torch.arange(len(chosen)), sizes)
+            read_at = collated.read_positions(chosen)
+            yield (
+                group,
+                collated.inputs.to(self.device),
+                read_at.to(self.device),
+                owners.to(self.device),
+            )
+
+    @torch.no_grad()
+    def layer_vectors(
+        self, texts: Sequence[str], *, max_tokens: int = 0, seed: int = 0
+    ) -> tuple[list[Vectors], list[Vectors]]:
+        """Return the vectors of texts from every layer, and those of some of their tokens.
+
+        At most `max_tokens` tokens are drawn, the same ones of every layer.
+        """
+        examples = [self.example(text)[0] for text in texts]
+        rng = sequential(seed)
+        share = min(1.0, max_tokens / max(1, sum(len(e.read_positions) for e in examples)))
+        pooled: list[Vectors] = []
+        tokens: list[list[Vectors]] = []
+        for group, inputs, read_at, owners in self.batches(examples):
+            drawn = torch.from_numpy(np.flatnonzero(rng.random(len(read_at)) < share))
+            for n, layer in enumerate(self.network.all_layer_outputs(inputs)):
+                states = layer.flatten(0, 1).index_select(0, read_at).float()
+                if n == len(pooled):
+                    pooled.append(np.empty((len(texts), states.shape[1]), np.float32))
+                    tokens.append([])
+                pooled[n][group] = self.pool(states, owners, len(group)).cpu().numpy()
+                tokens[n].append(states.index_select(0, drawn.to(self.device)).cpu().numpy())
+        return pooled, [np.concatenate(parts) for parts in tokens]
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """Return the mean of the chosen layers: (rows, length, size)."""
