@@ -32,6 +32,7 @@ Use
     predict           labels, spans or texts of a fine-tuned model
     load_predictor    a fine-tuned model for many calls of predict
     isotropy          how evenly vectors fill their space, by layer and after transforms
+    probe             what each frozen layer holds, against control tasks
     evaluate          likelihood of a text, or scores on labelled rows
     compare           families on a text and its tasks, with equal budgets
     resume_race       continue an interrupted comparison
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.lr_find import lr_find
     from kinfolk.workflows.predict import load_predictor, predict
     from kinfolk.workflows.pretrain import pretrain, resume
+    from kinfolk.workflows.probe_curves import probe
     from kinfolk.workflows.recipe import Recipe, recipe
     from kinfolk.workflows.stages import finetune_in_stages, resume_stages
     from kinfolk.workflows.verify_resume import verify_resume
@@ -101,6 +103,7 @@ __all__ = [
     "predict",
     "prepare",
     "pretrain",
+    "probe",
     "recipe",
     "resume",
     "resume_race",
@@ -135,6 +138,7 @@ _MODULES = {
     "workflows.lr_find": ["lr_find"],
     "workflows.predict": ["load_predictor", "predict"],
     "workflows.pretrain": ["pretrain", "resume"],
+    "workflows.probe_curves": ["probe"],
     "workflows.recipe": ["Recipe", "recipe"],
     "workflows.stages": ["finetune_in_stages", "resume_stages"],
     "workflows.verify_resume": ["verify_resume"],

@@ -15,18 +15,8 @@ if TYPE_CHECKING:
 
 MODULES = (  # of the commands
     *("audit", "chat", "claims", "compare", "embed", "evaluate", "export", "finetune", "generate"),
-    *(
-        "isotropy",
-        "lr_find",
-        "members",
-        "merge",
-        "predict",
-        "prepare",
-        "pretrain",
-        "push",
-        "quickstart",
-    ),
-    *("tokenizer", "translate", "verify_resume"),
+    *("isotropy", "lr_find", "members", "merge", "predict", "prepare", "pretrain", "probe", "push"),
+    *("quickstart", "tokenizer", "translate", "verify_resume"),
 )
 
 

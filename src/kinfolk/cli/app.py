@@ -15,7 +15,7 @@ from kinfolk.version import __version__
 # Commands in the order of work, as `kinfolk --help` lists them.
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "merge", "lr-find", "pretrain", "finetune"),
-    *("verify-resume", "evaluate", "compare", "claims", "isotropy"),
+    *("verify-resume", "evaluate", "compare", "claims", "isotropy", "probe"),
     *("generate", "fill", "chat", "translate", "summarize", "predict", "embed"),
     *("members", "import", "export", "push"),
 )
