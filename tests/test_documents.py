@@ -90,7 +90,7 @@ def test_the_commands_of_a_page_run_in_order(
 def test_pages_have_commands_that_run() -> None:
     count = {page.stem: sum(code.is_run for code in printed(page)) for page in [README, *GUIDES]}
     assert count.pop("README") >= 25
-    assert count.keys() == {"compare", "generation", "results", "resume", "tasks", "text"}
+    assert count.keys() == {"compare", "embed", "generation", "results", "resume", "tasks", "text"}
     assert count.pop("compare") >= 4
     assert count.pop("resume") >= 2
     assert min(count.values()) >= 7
