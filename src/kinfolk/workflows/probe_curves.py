@@ -22,7 +22,7 @@ from kinfolk.errors import UserError
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL, ConfidenceInterval, percentiles, resample
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.nn.linear_probe import PENALTIES, fit_probe
+from kinfolk.nn.linear_probe import PENALTIES, LinearProbe, fit_probe
 from kinfolk.nn.mlp_probe import fit_mlp_probe
 from kinfolk.reports.probe_page import ProbePage
 from kinfolk.tasks.dataset import sample_rows, task_dataset
@@ -229,35 +229,27 @@ class LayerFits:
         numbers = dataset.task.output == "number"
         targets, dev_targets, test_targets = dataset.targets
         found = cls(dataset.metric, [], [], [])
+        probes: list[FittedProbe] = []
         for seed in range(seeds):
             watch(f"{kind} probes, seed {seed}")
-            probes = [
-                fit_layer(dataset, kind, train, dev, targets, dev_targets, seed)
-                for train, dev in zip(*features[:2], strict=True)
-            ]
-            found.statistics.append(
-                [
-                    dataset.test_statistics(probe, [test])
-                    for probe, test in zip(probes, features[2], strict=True)
+            if kind != "linear" or not probes:  # a linear probe is the same for every seed
+                probes = [
+                    fit_layer(dataset, kind, train, dev, targets, dev_targets, seed)
+                    for train, dev in zip(*features[:2], strict=True)
                 ]
-            )
+            pairs = list(zip(probes, features[2], strict=True))
+            found.statistics.append([dataset.test_statistics(p, [test]) for p, test in pairs])
             if numbers:
                 continue
-            found.hits.append(
-                [hits_of(p, t, test_targets) for p, t in zip(probes, features[2], strict=True)]
+            found.hits.append([hits_of(p, test, test_targets) for p, test in pairs])
+            drawn = control_tags(dataset.task, dataset.rows, seed)
+            labels, dev_labels, test_labels = (part.to(targets.device) for part in drawn)
+            control = (
+                fit_layer(dataset, kind, train, dev, labels, dev_labels, seed, like=own)
+                for train, dev, own in zip(*features[:2], probes, strict=True)
             )
-            labels = [
-                part.to(targets.device) for part in control_tags(dataset.task, dataset.rows, seed)
-            ]
             found.control_hits.append(
-                [
-                    hits_of(
-                        fit_layer(dataset, kind, train, dev, labels[0], labels[1], seed),
-                        test,
-                        labels[2],
-                    )
-                    for train, dev, test in zip(*features, strict=True)
-                ]
+                [hits_of(p, t, test_labels) for p, t in zip(control, features[2], strict=True)]
             )
         return found
 
@@ -286,15 +278,19 @@ def fit_layer(
     targets: Tensor,
     dev_targets: Tensor,
     seed: int,
+    *,
+    like: FittedProbe | None = None,
 ) -> FittedProbe:
-    """Fit a linear probe or one with a hidden layer on the vectors of one layer."""
+    """Fit a linear probe or one with a hidden layer on the vectors of one layer.
+
+    A linear probe of a control task has the penalty of the one that it is `like`.
+    """
     outputs = max(1, len(dataset.task.labels))
     if dataset.task.output == "number":  # the penalties are for targets of variance 1
         targets, dev_targets = dataset.standardized(targets), dataset.standardized(dev_targets)
     if kind == "linear":
-        return fit_probe(
-            [train], targets, [dev], dev_targets, outputs=outputs, penalties=dataset.penalties
-        )
+        same = (like.penalty,) if isinstance(like, LinearProbe) else dataset.penalties
+        return fit_probe([train], targets, [dev], dev_targets, outputs=outputs, penalties=same)
     return fit_mlp_probe(train, targets, dev, dev_targets, outputs=outputs, seed=seed)
 
 
