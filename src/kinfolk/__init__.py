@@ -30,9 +30,12 @@ Training
 Use
     generate, stream  text for a prompt, whole or chunk by chunk
     fill              the text of each [MASK]
+    embed             one vector per text
     predict           labels, spans or texts of a fine-tuned model
     load_predictor    a fine-tuned model for many calls of predict
     inspect           what a model computes for a text: attention, hidden states, predictions
+    isotropy          how evenly vectors fill their space, by layer and after transforms
+    probe             what each frozen layer holds, against control tasks
     evaluate          likelihood of a text, or scores on labelled rows
     compare           families on a text and its tasks, with equal budgets
     resume_race       continue an interrupted comparison
@@ -62,15 +65,18 @@ if TYPE_CHECKING:
     from kinfolk.training.loop import Callback
     from kinfolk.workflows.claims import run_claims
     from kinfolk.workflows.compare import compare, resume_race
+    from kinfolk.workflows.embed import embed
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.generate import fill, generate, stream
     from kinfolk.workflows.inspect import inspect
+    from kinfolk.workflows.isotropy import isotropy
     from kinfolk.workflows.load import load, logits, save
     from kinfolk.workflows.lr_find import lr_find
     from kinfolk.workflows.plan import plan
     from kinfolk.workflows.predict import load_predictor, predict
     from kinfolk.workflows.pretrain import pretrain, resume
+    from kinfolk.workflows.probe_curves import probe
     from kinfolk.workflows.recipe import Recipe, recipe
     from kinfolk.workflows.stages import finetune_in_stages, resume_stages
     from kinfolk.workflows.verify_resume import verify_resume
@@ -87,6 +93,7 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "compare",
+    "embed",
     "evaluate",
     "families",
     "fill",
@@ -94,6 +101,7 @@ __all__ = [
     "finetune_in_stages",
     "generate",
     "inspect",
+    "isotropy",
     "load",
     "load_predictor",
     "logits",
@@ -104,6 +112,7 @@ __all__ = [
     "prepare",
     "prepare_on_ray",
     "pretrain",
+    "probe",
     "recipe",
     "resume",
     "resume_race",
@@ -130,15 +139,18 @@ _MODULES = {
     "training.loop": ["Callback"],
     "workflows.claims": ["run_claims"],
     "workflows.compare": ["compare", "resume_race"],
+    "workflows.embed": ["embed"],
     "workflows.evaluate": ["evaluate"],
     "workflows.finetune": ["finetune"],
     "workflows.generate": ["fill", "generate", "stream"],
     "workflows.inspect": ["inspect"],
+    "workflows.isotropy": ["isotropy"],
     "workflows.load": ["load", "logits", "save"],
     "workflows.lr_find": ["lr_find"],
     "workflows.plan": ["plan"],
     "workflows.predict": ["load_predictor", "predict"],
     "workflows.pretrain": ["pretrain", "resume"],
+    "workflows.probe_curves": ["probe"],
     "workflows.recipe": ["Recipe", "recipe"],
     "workflows.stages": ["finetune_in_stages", "resume_stages"],
     "workflows.verify_resume": ["verify_resume"],

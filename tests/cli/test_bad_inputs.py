@@ -5,12 +5,14 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import zstandard
 from safetensors.torch import save_file
 
 from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
 from support.bad_json import edited, json_mistakes
 from support.runs import Home, Kinfolk, one_sentence
 
@@ -329,6 +331,62 @@ MISTAKES = [
     ("fill {t5} word", "the text contains no"),
     ("fill {gpt2} [MASK]", "gpt2 models do not support fill (families that do: "),
     ("fill {bert} [MASK] --top 0", "candidates=0: it must be at least 1"),
+    # Vectors of texts.
+    ("embed {tmp}/none {text} -o {tmp}/v.npz", "no such folder: {tmp}/none"),
+    ("embed {bert} {tmp}/none -o {tmp}/v.npz", "{tmp}/none does not exist"),
+    ("embed {bert} {bad}/empty.txt -o {tmp}/v.npz", "{bad}/empty.txt is empty"),
+    ("embed {bert} {bad}/blank.txt -o {tmp}/v.npz", "{bad}/blank.txt is empty"),
+    ("embed {bert} {bad}/latin.txt -o {tmp}/v.npz", "not UTF-8 at byte 13"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.txt", "must end in .npz or .parquet"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/x/v.npz", "folder {tmp}/x does not exist"),
+    ("embed {bert} {bad}/few.txt -o {bad}/old.npz", "{bad}/old.npz already exists"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --pooling median", "unknown --pooling 'median'"),
+    ("embed {gpt2} {bad}/few.txt -o {tmp}/v.npz --pooling cls", "gpt2 reads no [CLS] token"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --layers 9", "the network has layers 0 to 2"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --layers top", "--layers top must be last, all"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --length 9999", "--length 9999 exceeds"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --whiten", "3 texts, 64 dimensions"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --flow", "--flow needs more texts than"),
+    (
+        "embed {bert} {bad}/few.txt -o {tmp}/v.npz --remove-components 64",
+        "--remove-components 64 must be from 1 to 63",
+    ),
+    (
+        "embed {bert} {bad}/few.txt -o {tmp}/v.npz --remove-components 5",
+        "--remove-components 5 needs at least 6 texts (got 3)",
+    ),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --fit {text}", "--fit and --save-transform need"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --transform {tmp}", "is no saved transform"),
+    (
+        "embed {bert} {bad}/few.txt -o {tmp}/v.npz --transform {bad}/transform",
+        "fitted on vectors of 3 numbers, and these have 64",
+    ),
+    (
+        "embed {bert} {bad}/few.txt -o {tmp}/v.npz --transform {bad}/transform --whiten",
+        "--transform applies saved transforms: remove",
+    ),
+    (
+        "embed {bert} {bad}/few.txt -o {tmp}/v.npz --strict --length 8",
+        "text 3 is longer than 8 tokens",
+    ),
+    (
+        "embed {bert} {bad}/few.txt -o {tmp}/v.npz --standardize --save-transform {bad}",
+        "{bad} already exists: choose another --save-transform",
+    ),
+    ("isotropy {bert} --text {bad}/empty.txt", "{bad}/empty.txt is empty"),
+    ("isotropy {bert} --text {tmp}/none", "{tmp}/none does not exist"),
+    ("isotropy {bert} --text {bad}/few.txt --sts {tmp}/none", "no such file: {tmp}/none"),
+    ("isotropy {bert} --text {bad}/few.txt --columns a,b", "--columns are those of the pairs"),
+    ("isotropy {bert} --text {bad}/few.txt -o {text}", "{text} already exists"),
+    (
+        "isotropy {bert} --text {bad}/few.txt --remove-components 64",
+        "--remove-components 64 must be below 64",
+    ),
+    ("probe {bert} --train {tmp}/none --dev {labels}", "no such file: {tmp}/none"),
+    ("probe {bert} --train {labels} --dev {bad}/empty.txt", "{bad}/empty.txt"),
+    ("probe {bert} --train {labels} --dev {labels} -o {text}", "{text} already exists"),
+    ("probe {bert} --train {labels} --dev {labels} --seeds 0", "--seeds must be at least 1"),
+    ("probe {bert} --train {labels} --dev {labels} --task spans", "has no labelled spans|is not"),
     # Folders.
     ("export {gpt2} -o {home}", "{home} already exists"),
     ("export {gpt2} -o .", ". is not the name of a new folder: choose another -o"),
@@ -588,6 +646,12 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pointer" / "model.safetensors").write_text(pointer)
     integers = {"embeddings.word_embeddings.weight": torch.ones(3, 4, dtype=torch.int32)}
     save_file(integers, folder / "integers" / "model.safetensors")
+    (folder / "few.txt").write_text("a cat\na dog\n" + "the cat and dog\n")
+    (folder / "old.npz").write_bytes(b"")
+    vectors = np.arange(12, dtype=np.float32).reshape(4, 3)
+    VectorTransforms.fit(TransformSpec(standardize=True), vectors, "mean", (2,)).save(
+        folder / "transform"
+    )
     (folder / "foreign" / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")
     return folder
 

@@ -46,6 +46,7 @@ REDUCTIONS = (
     (r"^(kinfolk lr-find .*)$", r"\1 --steps 10 --length 16 train.batch_size=4"),
     (r"^(kinfolk verify-resume .*)$", r"\1 --steps 4"),
     (r"^(kinfolk plan .*)$", r"\1 --length 32"),
+    (r"^(kinfolk probe .*)$", r"\1 --seeds 1"),
     (r"--minutes \d+", "--tokens 4000"),
     (r"\bminutes=\d+", "tokens=4000, length=16, batch_size=4, samples=2, jobs=0"),
     (r"/tiny\b", "/nano"),
@@ -236,6 +237,13 @@ def write_inputs(folder: Path) -> None:
     texts |= {"train.tsv": labelled(24), "dev.tsv": labelled(12), "test.tsv": labelled(12)}
     texts |= {"new.tsv": "text\n" + lines(4), "eval/test.txt": documents(2)}
     texts |= {"articles.tsv": "article\tsummary\n" + "".join(articles)}
+    scored = (f"{sentence(rng)}\t{sentence(rng)}\t{number % 5}\n" for number in range(12))
+    texts["sts.tsv"] = "sentence1\tsentence2\tscore\n" + "".join(scored)
+    edge = {"span1": [0, 1], "span2": [1, 2]}
+    texts["spans.jsonl"] = "".join(
+        json.dumps({"text": sentence(rng), "targets": [{**edge, "label": number % 2}]}) + "\n"
+        for number in range(24)
+    )
     texts["ner.txt"] = "\n\n".join(tagged(sentence(rng)) for _ in range(24)) + "\n"
     texts["glove.6B.50d.txt"] = "".join(vector(word) for word in {*lines(20).split()})
     for name, count in {"train": 60, "val": 4}.items():

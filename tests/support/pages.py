@@ -16,7 +16,9 @@ from kinfolk.reports import (
     audit_page,
     evaluation_page,
     inspect_page,
+    isotropy_page,
     lr_find_page,
+    probe_page,
     race_page,
     run_page,
     tokenizers_page,
@@ -349,6 +351,64 @@ def race_report() -> str:
     return race_page.render(race())
 
 
+def uneven_vectors() -> str:
+    """Return the page of isotropy of a model of 7 layers."""
+    layers = range(7)
+    curves = [
+        ("tokens", [0.1 + 0.05 * n for n in layers]),
+        ("texts", [0.6 + 0.05 * n for n in layers]),
+    ]
+    names = ("none", "standardize", "remove-components-2", "whiten", "flow")
+    values = isotropy_page.IsotropyPage(
+        title=f"Isotropy of {LONG}",
+        layers=[*layers],
+        measures={"mean cosine": curves, "IsoScore": curves, "uniformity": curves},
+        similarity=[(0.5 + 0.05 * n, 0.45 + 0.05 * n, 0.54 + 0.05 * n) for n in layers],
+        spectra=[(f"layer {n}", [0.5 / 2**k for k in range(32)]) for n in layers],
+        transforms=[
+            (
+                name,
+                (0.6 + 0.02 * n, 0.55 + 0.02 * n, 0.64 + 0.02 * n),
+                (0.02 * n, 0.01 * n, 0.03 * n) if n else None,
+                (0.9 - 0.2 * n, 0.1 + 0.1 * n, -1.5),
+                0.25,
+            )
+            for n, name in enumerate(names)
+        ],
+        facts=[("model", LONG), ("texts", "4,000"), ("embeddings", "tied")],
+        notes=["whitened vectors have 381 of 384 dimensions", EVIL],
+    )
+    return isotropy_page.render(values)
+
+
+def probed_layers() -> str:
+    """Return the page of the probes of a model of 13 layers."""
+
+    def points(low: float, high: float) -> list[tuple[float, float, float]]:
+        found = (low + (high - low) * math.sin(math.pi * n / 13) for n in range(13))
+        return [(value, value - 0.02, value + 0.02) for value in found]
+
+    names = ("linear", "one hidden layer")
+    values = probe_page.ProbePage(
+        title=f"Probes of {LONG}",
+        metric="accuracy",
+        scores=[
+            ("linear", points(0.7, 0.9)),
+            ("one hidden layer", points(0.75, 0.92)),
+            ("linear, random weights", points(0.6, 0.65)),
+        ],
+        control=[(name, points(0.6, 0.7)) for name in names],
+        selectivity=[(name, points(0.1, 0.2)) for name in names],
+        mix=(0.91, 0.9, 0.92),
+        mix_weights=[1 / 13] * 13,
+        mix_center=6.0,
+        majority=0.18,
+        facts=[("model", LONG), ("task", "tag, 17 labels"), ("seeds", "3")],
+        notes=["no --test: 20 dev rows choose penalties, the other 20 are scored"],
+    )
+    return probe_page.render(values)
+
+
 def rising_rates() -> str:
     """Return the page of a learning-rate range test."""
     rates = [10 ** (-6 + 6 * step / 99) for step in range(100)]
@@ -391,6 +451,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "tokenizers": tokenizers,
     "lr-find": rising_rates,
     "inspect": inspection,
+    "isotropy": uneven_vectors,
+    "probe": probed_layers,
     "gallery": gallery,
     "race": race_report,
 }

@@ -14,20 +14,9 @@ if TYPE_CHECKING:
     from typer import Typer
 
 MODULES = (  # of the commands
-    *("audit", "chat", "claims", "compare", "evaluate", "export", "finetune", "generate"),
-    *(
-        "inspect",
-        "lr_find",
-        "members",
-        "merge",
-        "plan",
-        "predict",
-        "prepare",
-        "pretrain",
-        "push",
-        "quickstart",
-    ),
-    *("tokenizer", "translate", "verify_resume"),
+    *("audit", "chat", "claims", "compare", "embed", "evaluate", "export", "finetune", "generate"),
+    *("inspect", "isotropy", "lr_find", "members", "merge", "plan", "predict", "prepare"),
+    *("pretrain", "probe", "push", "quickstart", "tokenizer", "translate", "verify_resume"),
 )
 
 

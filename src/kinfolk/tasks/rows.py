@@ -7,7 +7,7 @@ is None.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from kinfolk.errors import UserError
 
@@ -44,6 +44,8 @@ class LabelledText(Row):
     texts: tuple[str, ...]
     label: str | float | None
     number: int
+
+    is_span: ClassVar[bool] = False  # True: the texts are words of longer sentences
 
     @property
     def text(self) -> str:

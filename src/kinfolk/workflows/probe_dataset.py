@@ -1,6 +1,6 @@
 """Vectors of texts and words from every frozen layer, and the linear probes that read them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from kinfolk.tasks.instances import length_buckets
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 
+FittedProbe = Callable[[Sequence[Tensor]], Tensor]  # layers to the scores of items
 TextPooling = Literal["mean", "max", "first", "last"]
 MAX_TOKENS = 128  # of a text; the same for all families
 TOKENS_PER_BATCH = 4096
@@ -176,7 +177,7 @@ class ProbeDataset:
         known = self.targets[0]
         return (numbers - known.mean()) / known.std(correction=0).clamp(min=1e-6)
 
-    def test_statistics(self, probe: LinearProbe, layers: Sequence[Tensor]) -> Statistics:
+    def test_statistics(self, probe: FittedProbe, layers: Sequence[Tensor]) -> Statistics:
         """Return the metric's statistics of every test row."""
         scores = probe(layers)
         values: list[Any]
@@ -221,13 +222,23 @@ def item_targets(task: Task, rows: Sequence[Any]) -> Tensor:
 
 
 def control_tags(task: Task, splits: Sequence[Sequence[Any]], seed: int) -> tuple[Tensor, ...]:
-    """Return a random tag for the type of every word, as frequent as in the training rows."""
+    """Return a random label for the type of every item, as frequent as in the training rows.
+
+    The type of a tagged word is the word; of a text or of spans, see `item_types`.
+    """
     tags = item_targets(task, splits[0]).numpy()
-    types = sorted({word for rows in splits for row in rows for word in row.words})
+    found = [[kind for row in rows for kind in item_types(task, row)] for rows in splits]
+    types = sorted({kind for kinds in found for kind in kinds})
     drawn = dict(zip(types, sequential(seed).choice(tags, len(types)).tolist(), strict=True))
-    return tuple(
-        torch.tensor([drawn[word] for row in rows for word in row.words]) for rows in splits
-    )
+    return tuple(torch.tensor([drawn[kind] for kind in kinds]) for kinds in found)
+
+
+def item_types(task: Task, row: Any) -> Sequence[str]:
+    """Return the words of a tagged sentence, of spans their words, of texts their first words."""
+    if task.output == "tags":
+        return list(row.words)
+    firsts = (text.split()[:1] or [""] for text in row.texts)
+    return [" ".join(row.texts) if row.is_span else " ".join(word for (word,) in firsts)]
 
 
 def pool_texts(states: Tensor, text_ids: Tensor, texts: int, pooling: TextPooling) -> Tensor:

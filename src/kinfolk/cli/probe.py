@@ -1,0 +1,103 @@
+"""The command `probe`: what each frozen layer of a model holds."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kinfolk.cli.app import (
+    DEVICE,
+    EVALUATE,
+    FORCE,
+    JSON,
+    MODEL,
+    REPORT,
+    TOKENIZER,
+    command,
+    option,
+)
+from kinfolk.cli.output import (
+    note,
+    numbers,
+    print_json,
+    print_line,
+    print_table,
+    saved_on_interrupt,
+    table,
+)
+from kinfolk.workflows.folders import check_model_folder, check_new_file
+
+if TYPE_CHECKING:
+    from kinfolk.workflows.probe_curves import ProbeCurves
+
+
+@command("kinfolk probe runs/bert --train train.conllu --dev dev.conllu", panel=EVALUATE)
+def probe(
+    model: Path = MODEL,
+    train: Path = option("FILE", "Labelled rows that probes are trained on.", default=...),
+    dev: Path = option("FILE", "Labelled rows that choose penalties.", default=...),
+    test: Path | None = option("FILE", "Labelled rows that are scored (default: half of dev)."),
+    task: str | None = option(
+        "NAME", "classification, regression, tagging or spans (default: found in the file)."
+    ),
+    columns: str | None = option("LIST", "Text columns and label column: a,b,label."),
+    seeds: int = option("N", "Seeds of control tasks and probes.", default=3, max=100),
+    max_train: int = option("N", "Training rows that are used.", default=2000, min=1),
+    max_test: int = option("N", "Dev and test rows that are used, each.", default=1000, min=1),
+    out: Path | None = REPORT,
+    force: bool = FORCE,
+    tokenizer: Path | None = TOKENIZER,
+    device: str = DEVICE,
+    json: bool = JSON,
+) -> None:
+    """Train small classifiers on the vectors of every layer, which stay as they are.
+
+    Linear probes and probes with one hidden layer, on each layer and on a learned mix of all
+    layers, beside control tasks with random labels (Hewitt & Liang 2019) and the same network with
+    random weights. Rows are texts, pairs, tagged sentences, or spans: pairs of words and senses of
+    words. `--task spans` reads the relation of every word and its head from a CoNLL-U file.
+    """
+    check_model_folder(model)
+    if out is not None:
+        check_new_file(out, (train, dev, test, model), force=force)
+    from kinfolk.reports.page import write
+    from kinfolk.reports.probe_page import render
+    from kinfolk.workflows.probe_curves import probe, probe_page
+
+    with saved_on_interrupt(lambda: "nothing was written; run the same command again"):
+        result = probe(
+            model,
+            train,
+            dev,
+            test,
+            task=task,
+            columns=columns,
+            seeds=seeds,
+            max_train_rows=max_train,
+            max_test_rows=max_test,
+            tokenizer=tokenizer,
+            device=device,
+        )
+    if out is not None:
+        write(render(probe_page(result)), out)
+    if json:
+        print_json(result.to_json() | {"report": out})
+        return
+    show(result)
+    if out is not None:
+        print_line(f"\nreport: {out}")
+
+
+def show(result: "ProbeCurves") -> None:
+    """Print the score of every layer and probe, and the selectivity."""
+    for sentence in result.notes:
+        note(sentence)
+    chosen = [(curve.name, curve) for curve in result.scores]
+    chosen += [(f"selectivity, {curve.name}", curve) for curve in result.selectivity]
+    rows = table(*numbers("layer", *(name for name, _ in chosen)))
+    for layer in range(len(result.scores[0].layers)):
+        found = [curve.layers[layer] for _, curve in chosen]
+        rows.add_row(str(layer), *(f"{i.score:.3f} ±{(i.high - i.low) / 2:.3f}" for i in found))
+    print_table(rows, f"{result.task}: {result.metric}")
+    mix = result.mix
+    print_line(f"\nmix of all layers: {mix.score:.3f} ({mix.low:.3f} to {mix.high:.3f})")
+    if result.majority is not None:
+        print_line(f"most frequent label: accuracy {result.majority:.3f}")

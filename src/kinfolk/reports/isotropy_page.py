@@ -1,0 +1,84 @@
+"""The page of isotropy: measures by layer, spectra, and similarity after each transform."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from kinfolk.reports import page
+from kinfolk.reports.charts import IntervalRow, Series, interval_chart, line_chart
+
+Interval = tuple[float, float, float]  # value, low and high
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsotropyPage:
+    """The values that the page shows."""
+
+    title: str
+    layers: Sequence[int]
+    measures: Mapping[str, Sequence[tuple[str, Sequence[float]]]]  # curves by layer of each
+    similarity: Sequence[Interval] = ()  # Spearman by layer
+    spectra: Sequence[tuple[str, Sequence[float]]] = ()  # shares of variance
+    # Name, Spearman, difference to none, (cosine, IsoScore, uniformity), alignment.
+    transforms: Sequence[
+        tuple[str, Interval, Interval | None, tuple[float, float, float], float]
+    ] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+
+
+def render(values: IsotropyPage) -> str:
+    """Return the page as HTML."""
+    return page.render(
+        "isotropy_page.html",
+        page=values,
+        by_layer=[
+            (name, layer_chart(values.layers, curves, name))
+            for name, curves in values.measures.items()
+        ],
+        spectrum=spectrum_chart(values),
+        similarity=similarity_chart(values),
+        transforms=transform_chart(values),
+    )
+
+
+def layer_chart(
+    layers: Sequence[int], curves: Sequence[tuple[str, Sequence[float]]], name: str
+) -> Markup:
+    """Draw a measure of tokens and texts by layer."""
+    series = [Series(curve, layers, ys, n) for n, (curve, ys) in enumerate(curves)]
+    return line_chart(series, x="layer", y=name, smooth=False, markers=True)
+
+
+def spectrum_chart(values: IsotropyPage) -> Markup:
+    """Draw the shares of variance of the principal components of the first and the last layers."""
+    shown = (
+        values.spectra if len(values.spectra) <= 4 else [values.spectra[0], *values.spectra[-3:]]
+    )
+    series = [
+        Series(name, range(1, len(shares) + 1), shares, n) for n, (name, shares) in enumerate(shown)
+    ]
+    return line_chart(
+        series, x="principal component", y="share of variance", smooth=False, log_y=True, digits=4
+    )
+
+
+def similarity_chart(values: IsotropyPage) -> Markup:
+    """Draw the Spearman correlation by layer, with its interval."""
+    if not values.similarity:
+        return Markup("")
+    scores, low, high = zip(*values.similarity, strict=True)
+    series = Series("Spearman", values.layers, scores, 0, low=low, high=high)
+    return line_chart([series], x="layer", y="Spearman", smooth=False, markers=True)
+
+
+def transform_chart(values: IsotropyPage) -> Markup:
+    """Draw the Spearman correlation after each transform, with its interval."""
+    if not values.transforms:
+        return Markup("")
+    rows = [
+        IntervalRow(name, *spearman, color=n)
+        for n, (name, spearman, *_) in enumerate(values.transforms)
+    ]
+    return interval_chart(rows, x="Spearman", digits=3)

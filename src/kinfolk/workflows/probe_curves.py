@@ -1,0 +1,381 @@
+"""Probes of one model over its layers: linear and with a hidden layer, against control tasks.
+
+    rows -> vectors of every layer -> linear and MLP probes -> score of each layer, with intervals
+                                   -> the same probes on random labels of word types: selectivity
+    the same network with random weights -> linear probes
+
+The linear probe has one solution; seeds draw the labels of control tasks, random weights, and the
+initial weights of MLP probes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kinfolk.errors import UserError
+from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL, ConfidenceInterval, percentiles, resample
+from kinfolk.metrics.metric import Metric, Statistics
+from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.linear_probe import PENALTIES, LinearProbe, fit_probe
+from kinfolk.nn.mlp_probe import fit_mlp_probe
+from kinfolk.reports.probe_page import ProbePage
+from kinfolk.tasks.dataset import sample_rows, task_dataset
+from kinfolk.tasks.task import Task, task_class
+from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.training.run import select_device
+from kinfolk.workflows.load import load
+from kinfolk.workflows.probe_dataset import (
+    FittedProbe,
+    ProbeDataset,
+    TextPooling,
+    center_of_gravity,
+    control_tags,
+)
+from kinfolk.workflows.probes import (
+    MAX_TEST_ROWS,
+    MAX_TRAIN_ROWS,
+    check_probes,
+    limit_words,
+    random_network,
+)
+from kinfolk.workflows.span_probes import SpanProbeDataset, is_span_file, read_spans
+
+SEEDS, N_RESAMPLES = 3, 500
+SPANS = "spans"  # the value of `task` for spans of CoNLL-U files
+
+
+@dataclass(frozen=True)
+class ProbeCurve:
+    """A value of every layer, with intervals over test rows."""
+
+    name: str
+    layers: tuple[ConfidenceInterval, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeCurves:
+    """What `probe` measures."""
+
+    model: str
+    task: str
+    metric: str
+    train_rows: int
+    dev_rows: int
+    test_rows: int
+    labels: int
+    seeds: int
+    scores: tuple[ProbeCurve, ...]  # linear, mlp, and linear on random weights
+    control: tuple[ProbeCurve, ...]  # accuracy on random labels; empty for numbers
+    selectivity: tuple[ProbeCurve, ...]  # accuracy minus that
+    mix: ConfidenceInterval  # score of a linear probe on the learned mix of all layers
+    mix_weights: tuple[float, ...]
+    mix_center: float  # mean layer under the weights
+    majority: float | None  # accuracy of the most frequent training label
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all values by their names."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeRows:
+    """Labelled rows in three splits, and their task."""
+
+    task: Task
+    splits: tuple[list[Any], list[Any], list[Any]]
+    notes: tuple[str, ...] = ()
+
+
+def probe(
+    model: Path | str | tuple[LanguageModel, Tokenizer],
+    train: Any,
+    dev: Any,
+    test: Any = None,
+    *,
+    task: str | None = None,
+    columns: str | None = None,
+    seeds: int = SEEDS,
+    pooling: TextPooling = "mean",
+    max_train_rows: int = MAX_TRAIN_ROWS,
+    max_test_rows: int = MAX_TEST_ROWS,
+    tokenizer: Path | str | None = None,
+    device: str = "auto",
+    watch: Callable[[str], None] = lambda stage: None,
+) -> ProbeCurves:
+    """Probe what every layer of a frozen network holds.
+
+    `probe("runs/bert", "train.conllu", "dev.conllu").scores[0].layers`
+
+    Rows are files or lists of dictionaries: texts or pairs with a class or a number, tagged
+    sentences, or spans (`task="spans"` reads the relation of each word and its head from CoNLL-U).
+    Dev rows choose penalties and when to stop; without a test file, one half of the dev rows does
+    and the other half is scored.
+    """
+    if seeds < 1:
+        raise UserError(f"--seeds must be at least 1 (got {seeds})")
+    rows = read_probe_rows(train, dev, test, task=task, columns=columns)
+    network, loaded = model if isinstance(model, tuple) else load(model, tokenizer)
+    network = network.pretrained.to(select_device(device)).eval()
+    check_probes(network, rows.task)
+    first, second, third = rows.splits
+    splits = (
+        limit_words(sample_rows(first, max_train_rows), rows.task),
+        sample_rows(second, max_test_rows),
+        sample_rows(third, max_test_rows),
+    )
+    spans = rows.task.output == "label" and splits[0][0].is_span
+    kind = SpanProbeDataset if spans else ProbeDataset
+    dataset = kind.open(network, loaded, rows.task, splits, pooling, PENALTIES, 0)
+    watch("vectors")
+    features = [dataset.features(network, group) for group in dataset.instances]
+    linear = LayerFits.fit(dataset, features, "linear", seeds, watch)
+    hidden = LayerFits.fit(dataset, features, "mlp", seeds, watch)
+    untrained = [
+        linear_statistics(dataset, random_network(network, loaded, seed), watch)
+        for seed in range(seeds)
+    ]
+    mixed = dataset.fit(features[0], features[1])
+    mix = dataset.test_statistics(mixed, features[2])
+    return ProbeCurves(
+        model=str(model) if isinstance(model, Path | str) else network.family_name,
+        task=rows.task.kind if not spans else SPANS,
+        metric=dataset.metric.name,
+        train_rows=len(dataset.rows[0]),
+        dev_rows=len(dataset.rows[1]),
+        test_rows=len(dataset.rows[2]),
+        labels=len(rows.task.labels),
+        seeds=seeds,
+        scores=(
+            linear.curve("linear"),
+            hidden.curve("one hidden layer"),
+            curve("linear, random weights", dataset.metric, untrained),
+        ),
+        control=linear.control_curves("linear") + hidden.control_curves("one hidden layer"),
+        selectivity=linear.selectivity("linear") + hidden.selectivity("one hidden layer"),
+        mix=interval(dataset.metric, [mix]),
+        mix_weights=tuple(mixed.mix_weights),
+        mix_center=center_of_gravity(mixed.mix_weights),
+        majority=majority(dataset),
+        notes=rows.notes,
+    )
+
+
+def read_probe_rows(
+    train: Any, dev: Any, test: Any, *, task: str | None, columns: str | None
+) -> ProbeRows:
+    """Read the rows of all splits; without test rows, the dev rows are halved."""
+    files = isinstance(train, Path | str)
+    for file in (train, dev, test):
+        if isinstance(file, Path | str) and not Path(file).is_file():
+            raise UserError(f"no such file: {file}")
+    if task == SPANS or (task is None and files and is_span_file(Path(train))):
+        found = [read_spans(Path(file)) for file in (train, dev, test) if file is not None]
+        probed = task_class("classify").from_rows(found[0], file=str(train))
+    else:
+        dataset = task_dataset(train, dev, task=task, columns=columns)
+        found = [*dataset.splits]
+        probed = task_class(dataset.file_spec.task).from_rows(found[0], file=dataset.train)
+        if test is not None:
+            named = dataset.file_spec.task
+            found.append(labelled_rows(test, named, columns))
+    notes = []
+    if len(found) == 2:
+        half = len(found[1]) // 2
+        if not half:
+            raise UserError("probes need at least 2 dev rows, or test rows with --test")
+        found = [found[0], found[1][:half], found[1][half:]]
+        notes.append(
+            f"no --test: {half:,} dev rows choose penalties, the other {len(found[2]):,} are scored"
+        )
+    for name, rows in zip(("train", "dev", "test"), found, strict=True):
+        if not rows:
+            raise UserError(f"probes need {name} rows, and there are none: give some")
+    return ProbeRows(probed, (found[0], found[1], found[2]), tuple(notes))
+
+
+def labelled_rows(file: Any, task: str, columns: str | None) -> list[Any]:
+    """Return the rows of a file that have a label."""
+    rows = task_dataset(file, task=task, columns=columns).rows
+    kind = task_class(task)
+    return [row for row in rows if kind.reference(row) is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerFits:
+    """The test results of one kind of probe: of every seed, then of every layer."""
+
+    metric: Metric
+    statistics: list[list[Statistics]]
+    hits: list[list[NDArray[np.float64]]]  # 1 where an item is right; empty for numbers
+    control_hits: list[list[NDArray[np.float64]]]
+
+    @classmethod
+    def fit(
+        cls,
+        dataset: ProbeDataset,
+        features: Sequence[Sequence[Tensor]],
+        kind: str,
+        seeds: int,
+        watch: Callable[[str], None],
+    ) -> "LayerFits":
+        """Fit the probes of all layers, and those of control tasks."""
+        numbers = dataset.task.output == "number"
+        targets, dev_targets, test_targets = dataset.targets
+        found = cls(dataset.metric, [], [], [])
+        probes: list[FittedProbe] = []
+        for seed in range(seeds):
+            watch(f"{kind} probes, seed {seed}")
+            if kind != "linear" or not probes:  # a linear probe is the same for every seed
+                probes = [
+                    fit_layer(dataset, kind, train, dev, targets, dev_targets, seed)
+                    for train, dev in zip(*features[:2], strict=True)
+                ]
+            pairs = list(zip(probes, features[2], strict=True))
+            found.statistics.append([dataset.test_statistics(p, [test]) for p, test in pairs])
+            if numbers:
+                continue
+            found.hits.append([hits_of(p, test, test_targets) for p, test in pairs])
+            drawn = control_tags(dataset.task, dataset.rows, seed)
+            labels, dev_labels, test_labels = (part.to(targets.device) for part in drawn)
+            control = (
+                fit_layer(dataset, kind, train, dev, labels, dev_labels, seed, like=own)
+                for train, dev, own in zip(*features[:2], probes, strict=True)
+            )
+            found.control_hits.append(
+                [hits_of(p, t, test_labels) for p, t in zip(control, features[2], strict=True)]
+            )
+        return found
+
+    def curve(self, name: str) -> ProbeCurve:
+        """Return the metric of every layer, a mean over seeds."""
+        return curve(name, self.metric, self.statistics)
+
+    def control_curves(self, name: str) -> tuple[ProbeCurve, ...]:
+        """Return the accuracy on the labels of control tasks."""
+        return accuracy_curve(name, self.control_hits)
+
+    def selectivity(self, name: str) -> tuple[ProbeCurve, ...]:
+        """Return the accuracy minus that on control tasks (Hewitt & Liang 2019)."""
+        differences = [
+            [own - control for own, control in zip(*pair, strict=True)]
+            for pair in zip(self.hits, self.control_hits, strict=True)
+        ]
+        return accuracy_curve(name, differences)
+
+
+def fit_layer(
+    dataset: ProbeDataset,
+    kind: str,
+    train: Tensor,
+    dev: Tensor,
+    targets: Tensor,
+    dev_targets: Tensor,
+    seed: int,
+    *,
+    like: FittedProbe | None = None,
+) -> FittedProbe:
+    """Fit a linear probe or one with a hidden layer on the vectors of one layer.
+
+    A linear probe of a control task has the penalty of the one that it is `like`.
+    """
+    outputs = max(1, len(dataset.task.labels))
+    if dataset.task.output == "number":  # the penalties are for targets of variance 1
+        targets, dev_targets = dataset.standardized(targets), dataset.standardized(dev_targets)
+    if kind == "linear":
+        same = (like.penalty,) if isinstance(like, LinearProbe) else dataset.penalties
+        return fit_probe([train], targets, [dev], dev_targets, outputs=outputs, penalties=same)
+    return fit_mlp_probe(train, targets, dev, dev_targets, outputs=outputs, seed=seed)
+
+
+def linear_statistics(
+    dataset: ProbeDataset, network: LanguageModel, watch: Callable[[str], None]
+) -> list[Statistics]:
+    """Return the test statistics of linear probes on every layer of a network."""
+    watch("random weights")
+    train, dev, test = (dataset.features(network, group) for group in dataset.instances)
+    return [
+        dataset.test_statistics(dataset.fit([a], [b]), [c])
+        for a, b, c in zip(train, dev, test, strict=True)
+    ]
+
+
+def hits_of(probe: FittedProbe, layer: Tensor, targets: Tensor) -> NDArray[np.float64]:
+    """Return 1 for every item whose best score is that of its target."""
+    with torch.no_grad():
+        return (probe([layer]).argmax(1) == targets).double().cpu().numpy()
+
+
+def interval(metric: Metric, statistics: Sequence[Statistics]) -> ConfidenceInterval:
+    """Return the mean score over seeds, with an interval of resampled rows."""
+
+    def mean(rows: Any = slice(None)) -> float:
+        return float(np.mean([metric.aggregate(each[rows]) for each in statistics]))
+
+    drawn = [mean(rows) for rows in resample(len(statistics[0]), N_RESAMPLES, 0)]
+    return ConfidenceInterval(mean(), *percentiles(drawn, CONFIDENCE_LEVEL))
+
+
+def curve(name: str, metric: Metric, statistics: Sequence[Sequence[Statistics]]) -> ProbeCurve:
+    """Return the intervals of all layers."""
+    by_layer = zip(*statistics, strict=True)
+    return ProbeCurve(name, tuple(interval(metric, layer) for layer in by_layer))
+
+
+def accuracy_curve(
+    name: str, hits: Sequence[Sequence[NDArray[np.float64]]]
+) -> tuple[ProbeCurve, ...]:
+    """Return the mean of every layer with an interval of resampled items; none for numbers."""
+    if not hits:
+        return ()
+    found = []
+    for layer in zip(*hits, strict=True):
+        values = np.mean(layer, axis=0)
+        drawn = [float(values[rows].mean()) for rows in resample(len(values), N_RESAMPLES, 0)]
+        found.append(
+            ConfidenceInterval(float(values.mean()), *percentiles(drawn, CONFIDENCE_LEVEL))
+        )
+    return (ProbeCurve(name, tuple(found)),)
+
+
+def majority(dataset: ProbeDataset) -> float | None:
+    """Return the accuracy of the most frequent training label on test items."""
+    if dataset.task.output == "number":
+        return None
+    most = torch.bincount(dataset.targets[0].clamp(min=0)).argmax()
+    return float((dataset.targets[2] == most).double().mean())
+
+
+def probe_page(result: ProbeCurves) -> ProbePage:
+    """Gather the values of the page."""
+
+    def points(curves: Sequence[ProbeCurve]) -> list[tuple[str, list[tuple[float, float, float]]]]:
+        return [(c.name, [(i.score, i.low, i.high) for i in c.layers]) for c in curves]
+
+    return ProbePage(
+        title=f"Probes of {Path(result.model).name}",
+        metric=result.metric,
+        scores=points(result.scores),
+        control=points(result.control),
+        selectivity=points(result.selectivity),
+        mix=(result.mix.score, result.mix.low, result.mix.high),
+        mix_weights=result.mix_weights,
+        mix_center=result.mix_center,
+        majority=result.majority if result.metric == "accuracy" else None,
+        facts=[
+            ("model", result.model),
+            ("task", f"{result.task}, {result.labels} labels"),
+            (
+                "rows",
+                f"{result.train_rows:,} train, {result.dev_rows:,} dev, {result.test_rows:,} test",
+            ),
+            ("seeds", str(result.seeds)),
+        ],
+        notes=result.notes,
+    )

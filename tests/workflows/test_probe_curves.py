@@ -1,0 +1,176 @@
+"""Probes over layers: tags, texts, edges, senses, control tasks, and files of spans."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kinfolk
+from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.mlp_probe import fit_mlp_probe
+from kinfolk.reports.probe_page import render
+from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.workflows.finetune_recipe import InitialWeights
+from kinfolk.workflows.probe_curves import probe_page
+from kinfolk.workflows.span_probes import is_span_file, read_spans
+
+NOUNS, VERBS = ("film", "song", "book"), ("saw", "found", "wrote")
+TAGS = {**dict.fromkeys(("a", "the"), "DET"), **dict.fromkeys(NOUNS, "NOUN")}
+TAGS |= dict.fromkeys(VERBS, "VERB")
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[LanguageModel, Tokenizer]:
+    tokenizer = train_tokenizer([" ".join(TAGS)] * 3, kind="bpe", vocab_size=400, fewer=True)
+    config = InitialWeights(name="bert/nano").config(tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return config.build().eval(), tokenizer
+
+
+def tagged(folder: Path, name: str, count: int, seed: int) -> Path:
+    """Write sentences in columns, whose tags follow from the words."""
+    chance = random.Random(seed)
+    sentences = [
+        "\n".join(f"{w}\t{TAGS[w]}" for w in chance.choices([*TAGS], k=5)) for _ in range(count)
+    ]
+    (folder / name).write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
+    return folder / name
+
+
+def edges(folder: Path, name: str, count: int, seed: int, *, single: bool = False) -> Path:
+    """Write pairs of words, whose label is whether both are of one kind; or single words."""
+    chance = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        words = chance.choices([*NOUNS, *VERBS], k=4)
+        first, second = (0, 1) if chance.random() < 0.5 else (3, 2)
+        target: dict[str, Any] = {"span1": [first, first + 1]}
+        if single:
+            target["label"] = TAGS[words[first]]
+        else:
+            target["span2"] = [second, second + 1]
+            target["label"] = TAGS[words[second]]
+        lines.append(json.dumps({"text": " ".join(words), "targets": [target]}))
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / name
+
+
+def test_tags_are_read_from_the_embeddings_and_control_tags_memorized(
+    bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
+) -> None:
+    train, dev = tagged(tmp_path, "a.txt", 40, 1), tagged(tmp_path, "b.txt", 40, 2)
+    result = kinfolk.probe(bert, train, dev, seeds=1)
+    names = [curve.name for curve in result.scores]
+    assert names == ["linear", "one hidden layer", "linear, random weights"]
+    assert all(len(curve.layers) == 3 for curve in (*result.scores, *result.selectivity))
+    assert result.metric == "accuracy" and result.task == "tag"
+    first = result.scores[0].layers[0]
+    assert first.score > 0.95 and first.low <= first.score <= first.high
+    # The words of the control task are all in training: it is memorized, and nothing is selective.
+    assert result.control[0].layers[0].score > 0.9
+    assert abs(result.selectivity[0].layers[0].score) < 0.1
+    assert len(result.mix_weights) == 3 and sum(result.mix_weights) == pytest.approx(1, abs=1e-5)
+    assert result.notes[0].startswith("no --test: 20 dev rows choose penalties")
+    page = render(probe_page(result))
+    assert page.count('<figure class="chart') == 4
+
+
+def test_a_control_task_of_unseen_words_is_selective(
+    bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
+) -> None:
+    """Words of test rows are not in training: their kind can be told, their random tag cannot."""
+    rows = {
+        "train": [{"text": f"{a} {b}", "label": a} for a in ("the", "a") for b in NOUNS * 8],
+        "dev": [{"text": f"{a} {b}", "label": a} for a in ("the", "a") for b in VERBS * 8],
+    }
+    result = kinfolk.probe(bert, rows["train"], rows["dev"], seeds=1)
+    assert result.task == "classify" and result.scores[0].layers[0].score > 0.95
+
+
+@pytest.mark.parametrize("single", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_pairs_of_words_and_single_words(
+    single: bool, bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
+) -> None:
+    files = [edges(tmp_path, f"{n}.jsonl", 80, n, single=single) for n in range(3)]
+    assert is_span_file(files[0])
+    result = kinfolk.probe(bert, *files, seeds=1)
+    assert (result.task, result.labels, result.test_rows) == ("spans", 2, 80)
+    # The span alone tells the label; the words around it differ. Of a word the first token is
+    # read, which two words of different kinds may share at the start of a text.
+    assert result.scores[0].layers[0].score > (0.8 if single else 0.95)
+    assert result.notes == ()
+
+
+def test_words_in_context(tmp_path: Path) -> None:
+    """The format of WiC: ranges of characters in two sentences."""
+    record = {
+        "word": "bank",
+        "sentence1": "We sat at the bank.",
+        "sentence2": "The bank failed",
+        "start1": 14,
+        "end1": 18,
+        "start2": 4,
+        "end2": 8,
+        "label": False,
+    }
+    file = tmp_path / "wic.jsonl"
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    (row,) = read_spans(file)
+    assert [span.text for span in row.spans] == ["bank.", "bank"]
+    assert row.label == "false" and not row.same_sentence and is_span_file(file)
+
+
+def test_relations_of_words_and_their_heads(tmp_path: Path) -> None:
+    words = [("The", 2, "det"), ("cat", 3, "nsubj:pass"), ("slept", 0, "root")]
+    cells = [
+        [str(n), w, w, "X", "_", "_", str(h), r, "_", "_"] for n, (w, h, r) in enumerate(words, 1)
+    ]
+    file = tmp_path / "a.conllu"
+    file.write_text("\n".join("\t".join(row) for row in cells) + "\n\n", encoding="utf-8")
+    rows = read_spans(file)
+    assert [(row.texts, row.label) for row in rows] == [
+        (("The", "cat"), "det"),
+        (("cat", "slept"), "nsubj"),
+    ]
+
+
+def test_an_mlp_probe_learns_what_a_linear_one_cannot() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 2, generator=generator)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    probe = fit_mlp_probe(x[:400], y[:400], x[400:500], y[400:500], outputs=2)
+    assert float((probe([x[500:]]).argmax(1) == y[500:]).float().mean()) > 0.85
+    again = fit_mlp_probe(x[:400], y[:400], x[400:500], y[400:500], outputs=2)
+    assert torch.equal(probe([x]), again([x]))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"text": "a b", "targets": [{"label": "x"}]}', "a target needs span1"),
+        ('{"text": "a b", "targets": [{"span1": [1, 3], "label": "x"}]}', "outside of its 2 words"),
+        ('{"text": "a b", "targets": [{"span1": 1, "label": "x"}]}', "has no spans with a label"),
+        ('{"text": "a b", "targets": [{"span1": [0, 1]}]}', "has no spans with a label"),
+        ('{"text": "a b", "targets": []}', "has no labelled spans"),
+    ],
+)
+def test_bad_spans_are_one_sentence(line: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "spans.jsonl"
+    file.write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=sentence):
+        read_spans(file)
+
+
+def test_what_cannot_be_probed_is_refused(
+    bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
+) -> None:
+    file = tagged(tmp_path, "a.txt", 5, 1)
+    with pytest.raises(UserError, match="no such file"):
+        kinfolk.probe(bert, tmp_path / "none", file)
+    with pytest.raises(UserError, match="--seeds must be at least 1"):
+        kinfolk.probe(bert, file, file, seeds=0)
