@@ -42,8 +42,8 @@ from kinfolk.objectives.bptt import BPTT
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.loader import WithTexts, data_loader
 from kinfolk.training.optimizer import build_optimizer
-from kinfolk.training.run import WithTexts, data_loader
 from kinfolk.training.step import Learner, TrainStep
 
 SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=3, cls=2, sep=3, mask=1)

@@ -1,15 +1,16 @@
 """The loop: what happens when, and that nothing is lost."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from kinfolk.errors import UserError
+from kinfolk.training import loop
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog, read, speed_lines
 from kinfolk.training.loop import Evaluation, Progress, TrainLoop
@@ -229,22 +230,27 @@ def test_where_nothing_is_scored_nobody_asks_whether_it_is_enough(tmp_path: Path
 
 @pytest.mark.parametrize("busy", [0.0, 0.1])
 def test_waiting_for_batches_is_timed_but_for_the_time_in_which_the_device_is_busy(
-    tmp_path: Path, busy: float
+    tmp_path: Path, busy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
     class Pending(StepOutput):
         def to_numbers(self) -> dict[str, Any]:
-            time.sleep(busy)  # until the device has done the step
+            sleep(busy)  # until the device has done the step
             return super().to_numbers()
 
     def late(run: Run) -> Iterator[list[str]]:
         for batch in run.batches():
-            time.sleep(0.02)
+            sleep(0.02)
             yield batch
 
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     run = Run(tmp_path, steps=4, log_every=2, eval_every=100, save_every=100)
     step = run.step
     run.step = lambda number, batches: Pending(**vars(step(number, batches)))  # type: ignore[method-assign]
     run.go(late(run))
     waits = [line["wait_seconds"] for line in speed_lines(tmp_path)]
-    assert len(waits) == 4
-    assert all(wait == 0 for wait in waits) if busy else all(wait >= 0.02 for wait in waits)
+    assert waits == pytest.approx(4 * [0.0 if busy else 0.02])

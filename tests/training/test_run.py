@@ -18,9 +18,9 @@ from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Evaluation, Progress
-from kinfolk.training.run import (
+from kinfolk.training.run import Run
+from kinfolk.training.workload import (
     LossFn,
-    Run,
     Workload,
     optimizer_step,
     select_device,

@@ -25,9 +25,10 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes, local, model_connection
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
-from kinfolk.training.run import Run, optimizer_step
+from kinfolk.training.run import Run
 from kinfolk.training.sharding import Shards, clip_gradients
 from kinfolk.training.step import Learner
+from kinfolk.training.workload import optimizer_step
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe

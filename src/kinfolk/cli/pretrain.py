@@ -193,7 +193,7 @@ def pretrain(
         )
     else:
         from kinfolk.training.distributed import Processes
-        from kinfolk.training.run import select_device
+        from kinfolk.training.workload import select_device
         from kinfolk.workflows.translate import prepare_translation_run
 
         own = [text.removeprefix("train.") for text in settings if text.startswith("train.")]
@@ -284,7 +284,7 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
 def header(recipe: "Recipe") -> list[str]:
     """Return lines about a run: the model, the data, the training settings."""
     from kinfolk.config import type_name
-    from kinfolk.training.run import select_device
+    from kinfolk.training.workload import select_device
 
     train, length = recipe.train, recipe.objective.max_length
     corpora = [share.open() for share in recipe.corpora]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from kinfolk.training.memory import PROC, resident_bytes
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 
 POWERCAP = Path("/sys/class/powercap")
 SAMPLE_SECONDS = 0.5  # between two readings of nvidia-smi or of a RAPL counter

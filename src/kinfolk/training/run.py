@@ -12,30 +12,24 @@ RUN/report.html       the curves, also of a run that was interrupted
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch.utils.data import Dataset
 
-from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
+from kinfolk.batch import Batch, Loss, SegmentMemory
 from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
-from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
 from kinfolk.training import checkpoint, log
-from kinfolk.training.activation_checkpoint import checkpoint_activations
-from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes, local
-from kinfolk.training.loader import LostWorkerError, WithTexts, data_loader
-from kinfolk.training.log import Log, MetricsLog, NoLog, RunSample
+from kinfolk.training.loader import LostWorkerError
+from kinfolk.training.log import Log, MetricsLog, NoLog
 from kinfolk.training.loggers import Loggers, check_installed
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals, record_signals
 from kinfolk.training.memory import memory_values
-from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.provenance import Provenance
 from kinfolk.training.recovery import (
     ALARM,
@@ -49,111 +43,14 @@ from kinfolk.training.recovery import (
     recorded_batches,
     save_batch,
 )
-from kinfolk.training.regularize import FGM, GradualUnfreezing
-from kinfolk.training.step import Learner, Step, TrainStep
-from kinfolk.training.watch import Alarm, LossBaseline, Watch
+from kinfolk.training.step import TrainStep
+from kinfolk.training.watch import Alarm, Watch
+from kinfolk.training.workload import Workload, select_device, uses_bfloat16
 
 if TYPE_CHECKING:
-    from kinfolk.training.model_shard import ModelShard
+    pass
 
 CUDA_LOG_EVERY = 10  # steps between reads of the device, each of which waits for it
-
-LossFn = Callable[[Batch[Any]], Loss]
-
-
-class Workload(ABC):
-    """The model, the data, and how a run evaluates and saves them."""
-
-    command: ClassVar[str]  # that resumes the run: pretrain or finetune
-    results: ClassVar[tuple[str, ...]] = ("report.html",)  # files that a finished run has
-
-    train: TrainConfig
-    model: LanguageModel  # on the device that it is trained on
-    objective: ComputesLoss  # a pretraining objective, or a formulation of a task
-    batches: Dataset[Batch[Any]]  # batch n is a function of the seed and n
-    has_eval_data: bool
-    fingerprints: Sequence[tuple[str, str]]  # path and hash of each data file or corpus
-
-    processes = Processes()  # that train the model together
-    shard: "ModelShard | None" = None  # of the model, if other processes hold the rest of it
-    whole: Mapping[str, torch.Tensor] | None = None  # weights to save in place of the model's own
-
-    memory: list[SegmentMemory] | None = None  # of each micro-batch, where rows continue
-    layer_lr_decay: float = 1.0
-    unfreezing: GradualUnfreezing | None = None
-    attack: FGM | None = None
-    early_stopping_patience: int = 0  # evaluations without improvement; 0 never stops
-    save_best: bool = False  # save at every evaluation that is the best so far
-    row_length: int | None = None  # of every batch; None where batches differ in shape
-    selects_by_loss: bool = True  # the best checkpoint is that of the lowest held-out loss
-    # Its evaluation calls the model itself, not the loss alone: a sharded one is gathered for it.
-    evaluates_model: bool = False
-    dropped: Collection[int] = ()  # numbers of batches that are left out
-
-    @classmethod
-    @abstractmethod
-    def reopen(
-        cls, recipe: Any, folder: Path, newest: Path | None, callbacks: Sequence[Callback]
-    ) -> Self:
-        """Build the workload of a run folder; the weights follow from its newest checkpoint."""
-
-    @abstractmethod
-    def write_recipe(self, folder: Path) -> None:
-        """Write recipe.json and the other files that a resume reads."""
-
-    @abstractmethod
-    def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
-        """Return the metrics on held-out data, "eval_loss" among them."""
-
-    @abstractmethod
-    def save_model(self, folder: Path) -> None:
-        """Write the model, its tokenizer and the recipe."""
-
-    @abstractmethod
-    def load_weights(self, folder: Path) -> None:
-        """Load the weights that `save_model` wrote."""
-
-    @abstractmethod
-    def write_report(self, folder: Path, *, finished: bool) -> None:
-        """Write report.html and, for a finished run, the other files in `results`."""
-
-    def make_step(self, folder: Path, device: torch.device, *, bfloat16: bool) -> Step:
-        """Return what the run in this folder repeats: an optimizer step."""
-        return optimizer_step(self, device, bfloat16=bfloat16)
-
-    def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
-        """Yield the micro-batches of each step from `start` on."""
-        batches = WithTexts(self.batches) if reads_texts(self.model) else self.batches
-        return data_loader(batches, self.train, start, pinned, self.processes, dropped=self.dropped)
-
-    def batch_parts(self, number: int) -> list[Batch[Any]]:
-        """Return the micro-batches of a batch of the data, the shares of all processes."""
-        count = self.train.gradient_accumulation * self.processes.data_count
-        return [self.batches[number * count + part] for part in range(count)]
-
-    def decode(self, ids: Sequence[int]) -> str | None:
-        """Return the text of tokens, None without a tokenizer."""
-        return None
-
-    def loss_baselines(self) -> Sequence[LossBaseline]:
-        """Return the losses that the run should fall below, from the highest to the lowest."""
-        return ()
-
-    def duplicates(self) -> Mapping[str, float]:
-        """Return the fraction of each corpus in documents that equal an earlier one."""
-        return {}
-
-    def samples(self) -> Sequence[RunSample]:
-        """Return what the model makes of some text, the same at every checkpoint."""
-        return ()
-
-    def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Return the metrics that select the best checkpoint, besides the loss."""
-        return {}
-
-    def score(self, metrics: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return the score that selects the best checkpoint; larger is better."""
-        return (-metrics["eval_loss"],)
 
 
 class Run:
@@ -608,94 +505,6 @@ def all_of(values: Any, *kinds: type) -> bool:
     return isinstance(values, list) and all(type(value) in kinds for value in values)
 
 
-def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> TrainStep:
-    """Return the optimizer step of a workload, compiled where its settings say so."""
-    train, model, cuda = work.train, work.model, device.type == "cuda"
-    schedule = lr_schedule(train)
-    learner = Learner(model, work.objective)
-    row_length = static_row_length(work)
-    compiled = train.compiles(cuda=cuda, row_length=row_length)
-    if train.checkpoint_activations == "yes":
-        checkpoint_activations(model)
-    shards = None
-    if train.parallel == "fsdp":
-        from kinfolk.training.sharding import Shards  # takes a second
-
-        check_shardable(work)
-        dynamic = row_length is None
-        shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
-    parameters = sum(p.numel() for p in model.parameters())
-    kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
-    if work.processes.pipeline > 1:
-        from kinfolk.training.pipeline import PipelineStep  # takes seconds
-
-        kind = PipelineStep
-    if work.shard is not None:
-        if train.cuda_graph == "yes":
-            raise UserError(
-                "train.cuda_graph=yes replays a step of one process, and other processes hold "
-                "parts of this model: leave it at auto"
-            )
-        replays = False
-    if compiled and shards is None:
-        whole: torch.nn.Module = learner if work.processes.is_last_stage else model
-        whole.compile(dynamic=row_length is None)
-    return kind(
-        learner,
-        build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay),
-        lambda number: train.lr * schedule(number),
-        clip=train.grad_clip,
-        seed=train.seed,
-        device=device,
-        bfloat16=bfloat16,
-        block_masks=compiled and cuda and row_length is not None and shards is None,
-        cuda_graph=replays,
-        memory=work.memory,
-        unfreezing=work.unfreezing,
-        attack=work.attack,
-        # Reading loss and gradient norm waits for an accelerator; a step that saves waits
-        # anyway. Values that are not finite in between are found when the log is written.
-        checks=lambda number: not cuda or train.on_nan == "skip" or train.saves(number + 1),
-        processes=work.processes,
-        shards=shards,
-        shard=work.shard,
-    )
-
-
-def check_shardable(work: Workload) -> None:
-    """Refuse methods of fine-tuning that change whole parameters between two passes."""
-    refused = {"--gradual-unfreezing": work.unfreezing, "--adversarial-epsilon": work.attack}
-    for name, method in refused.items():
-        if method is not None:
-            raise UserError(
-                f"train.parallel=fsdp divides the parameters that {name} changes between two "
-                "passes: remove it, or use train.parallel=ddp"
-            )
-
-
-def static_row_length(work: Workload) -> int | None:
-    """Return the length of all rows; None where shapes inside the network differ by batch."""
-    if has_static_shapes(work.model):
-        return work.row_length
-    if work.train.cuda_graph == "yes" and not work.model.static_whole_rows:
-        raise UserError(
-            f"train.cuda_graph=yes: the shapes inside {work.model.family_name} depend on the texts "
-            "of a batch, so its step cannot be replayed; leave it at auto"
-        )
-    return None
-
-
-def replayed_row_length(work: Workload) -> int | None:
-    """Return the length of the rows that a CUDA graph can be recorded for; None where it varies.
-
-    A recurrent network has static shapes in batches whose rows are one text each; the others are
-    not replayed (`GraphedForwardBackward.accepts`).
-    """
-    if has_static_shapes(work.model) or work.model.static_whole_rows:
-        return work.row_length
-    return None
-
-
 def check_fingerprints(current: Sequence[tuple[str, str]], saved: Sequence[str]) -> None:
     """Refuse data that changed since the checkpoint was saved."""
     if [fingerprint for _, fingerprint in current] == list(saved):
@@ -711,23 +520,3 @@ def check_fingerprints(current: Sequence[tuple[str, str]], saved: Sequence[str])
 def log_interval(device: torch.device) -> int:
     """Return the number of steps between two reads of the device for the log."""
     return CUDA_LOG_EVERY if device.type == "cuda" else 1
-
-
-def uses_bfloat16(train: TrainConfig, device: torch.device) -> bool:
-    """Return whether the forward pass of a run is in bfloat16."""
-    return train.precision == "bfloat16" or (train.precision == "auto" and device.type == "cuda")
-
-
-def select_device(device: torch.device | str) -> torch.device:
-    """Return the device to run on; `auto` is CUDA if available."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        selected = torch.device(device)
-    except RuntimeError:
-        raise UserError(f"unknown device {device!r}: use auto, cpu or cuda") from None
-    if selected.type not in ("cpu", "cuda"):
-        raise UserError(f"device {device!r} is not supported: use auto, cpu or cuda")
-    if selected.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("torch finds no CUDA device on this machine: use --device cpu")
-    return selected

@@ -18,8 +18,8 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import has_static_shapes
 from kinfolk.training.capture import batch_key
 from kinfolk.training.flops import FlopCounter
-from kinfolk.training.run import optimizer_step, uses_bfloat16
 from kinfolk.training.step import input_tokens
+from kinfolk.training.workload import optimizer_step, uses_bfloat16
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe
 from kinfolk.workflows.step_timing import ROUNDS, time_steps

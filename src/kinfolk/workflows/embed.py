@@ -32,7 +32,7 @@ from kinfolk.tasks.formulations.features import FeatureClassifier
 from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.load import load
 from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
 

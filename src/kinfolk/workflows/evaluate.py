@@ -38,7 +38,7 @@ from kinfolk.objectives.sop import SOP
 from kinfolk.tasks.dataset import RowSource
 from kinfolk.tasks.task import EvaluationResult
 from kinfolk.text import Tokenizer
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.baselines import document_bytes
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load

@@ -40,7 +40,8 @@ from kinfolk.training.distributed import Processes, load_whole_weights
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
-from kinfolk.training.run import LossFn, Run, Workload, select_device
+from kinfolk.training.run import Run
+from kinfolk.training.workload import LossFn, Workload, select_device
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,

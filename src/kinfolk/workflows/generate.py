@@ -16,7 +16,7 @@ from kinfolk.nn.int8 import quantize_int8
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.text import Tokenizer
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.baselines import load_or_fit
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import load, require_ability

@@ -17,7 +17,7 @@ from kinfolk.training.lr_range import (
     running_losses,
     steepest_descent,
 )
-from kinfolk.training.run import optimizer_step, select_device, uses_bfloat16
+from kinfolk.training.workload import optimizer_step, select_device, uses_bfloat16
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import CorpusSource, Recipe, Settings, recipe, settings_list
 

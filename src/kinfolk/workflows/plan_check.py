@@ -17,9 +17,9 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.flops import FlopCounter
 from kinfolk.training.meters import peak_memory, reset_peak_memory
 from kinfolk.training.optimizer import build_optimizer
-from kinfolk.training.run import select_device
 from kinfolk.training.step import Learner, TrainStep
 from kinfolk.training.trace import SavedTensors, StepTrace, tensor_bytes
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.plan_step import PlannedStep
 
 WARMUP_STEPS = 3  # the first compiles, the next records a CUDA graph

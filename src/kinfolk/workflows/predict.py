@@ -40,7 +40,7 @@ from kinfolk.tasks.task import (
     task_class,
 )
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load

@@ -21,8 +21,8 @@ from kinfolk.machine import available_memory, free_disk
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, executed_layers
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
-from kinfolk.training.run import select_device, uses_bfloat16
 from kinfolk.training.trace import LayerTrace, StepTrace, moment_bytes, tensor_bytes
+from kinfolk.training.workload import select_device, uses_bfloat16
 from kinfolk.workflows.evaluate import count_parameters
 from kinfolk.workflows.plan import EXTRA_CHECKPOINTS, OPTIMAL_TOKENS
 from kinfolk.workflows.plan_memory import DeviceMemory, MemoryPlanner, Strategy, device_memory

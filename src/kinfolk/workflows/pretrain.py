@@ -31,8 +31,9 @@ from kinfolk.text.vectors import read_vectors, vectors_fingerprint
 from kinfolk.training.distributed import Processes, load_whole_weights
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
-from kinfolk.training.run import LossFn, Run, Workload, select_device
+from kinfolk.training.run import Run
 from kinfolk.training.watch import LossBaseline
+from kinfolk.training.workload import LossFn, Workload, select_device
 from kinfolk.workflows.baselines import Baselines, score_mixture
 from kinfolk.workflows.counting import CountingStep
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe

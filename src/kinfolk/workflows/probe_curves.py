@@ -28,7 +28,7 @@ from kinfolk.reports.probe_page import ProbePage
 from kinfolk.tasks.dataset import sample_rows, task_dataset
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.load import load
 from kinfolk.workflows.probe_dataset import (
     FittedProbe,

@@ -33,7 +33,7 @@ from kinfolk.nn.linear_probe import PENALTIES
 from kinfolk.tasks.dataset import sample_rows
 from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.load import load
 from kinfolk.workflows.probe_dataset import (
     LayerProbes,

@@ -18,7 +18,7 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 from kinfolk.version import __version__
 from kinfolk.workflows.budget import (
     Budget,

@@ -18,7 +18,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import new_file, new_folder, replace_link
 from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
-from kinfolk.training.run import select_device
+from kinfolk.training.workload import select_device
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
 from kinfolk.workflows.folders import RESUME, check_new_folder, exclusive_run

@@ -26,7 +26,8 @@ from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
 from kinfolk.training.log import MetricsLog
 from kinfolk.training.loop import TrainLoop
-from kinfolk.training.run import log_interval, select_device, uses_bfloat16
+from kinfolk.training.run import log_interval
+from kinfolk.training.workload import select_device, uses_bfloat16
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe
 

@@ -16,7 +16,8 @@ from kinfolk.generation.generate import generate_batches, limit_by_source
 from kinfolk.generation.prompts import EncodedPrompt, non_text_ids
 from kinfolk.metrics.text import BLEU
 from kinfolk.text import Tokenizer
-from kinfolk.training.run import Run, select_device
+from kinfolk.training.run import Run
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.folders import RESUME, check_new_folder
 from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.load import load

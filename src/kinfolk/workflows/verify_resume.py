@@ -33,8 +33,9 @@ from kinfolk.families import check_name, family, index
 from kinfolk.text import train_tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
-from kinfolk.training.run import log_interval, select_device
+from kinfolk.training.run import log_interval
 from kinfolk.training.run_differences import PARTS, counts, differences, digests
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import model_or_family
 from kinfolk.workflows.pretrain import resume
