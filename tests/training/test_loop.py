@@ -234,6 +234,9 @@ def test_waiting_for_batches_is_timed_but_for_the_time_in_which_the_device_is_bu
 ) -> None:
     clock = [0.0]
 
+    def now() -> float:
+        return clock[0]
+
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
@@ -247,7 +250,7 @@ def test_waiting_for_batches_is_timed_but_for_the_time_in_which_the_device_is_bu
             sleep(0.02)
             yield batch
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=now, monotonic=now))
     run = Run(tmp_path, steps=4, log_every=2, eval_every=100, save_every=100)
     step = run.step
     run.step = lambda number, batches: Pending(**vars(step(number, batches)))  # type: ignore[method-assign]
