@@ -50,6 +50,8 @@ UNSEEN = {
     "compile": "changes rounding only: test_compiled",
     "cuda_graph": "acts on CUDA only: test_capture_cuda",
     "workers": "must change nothing: test_resume",
+    "tensor": "changes rounding only: test_grid",
+    "pipeline": "changes rounding only: test_grid",
 }
 # The settings of fine-tuning alone, by the option that sets them.
 TUNING = {
