@@ -76,15 +76,11 @@ class PipelineStep(TrainStep):
         now = MicroBatches([batch], batch.counts)
         self._run(now, training=False)
         with connection():
-            values: list[Any] = [
-                [({name: v.cpu() for name, v in loss.sums.items()}, loss.weights)]
-                for loss in now.losses or [Loss({})]
-            ]
-            last = self.processes.pipeline - 1
-            dist.broadcast_object_list(
-                values, group=self.processes.group("pipeline"), group_src=last
-            )
-        ((sums, weights),) = values[0]
+            loss = now.losses[0] if now.losses else Loss({})
+            values: list[Any] = [{name: v.cpu() for name, v in loss.sums.items()}, loss.weights]
+            last, group = self.processes.pipeline - 1, self.processes.group("pipeline")
+            dist.broadcast_object_list(values, group=group, group_src=last)
+        sums, weights = values
         return Loss({name: total.to(self.device) for name, total in sums.items()}, weights)
 
     def hidden_states(self, batch: Batch[Any]) -> Tensor:
