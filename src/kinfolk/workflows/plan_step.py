@@ -149,7 +149,10 @@ class PlannedStep:
         if self.documents is not None:
             tokens = 2 * rows * sum(self.objective.row_lengths)
             documents = FirstDocuments.of(self.documents, tokens)
-        return dataset(self.objective, documents, batch_size=rows)[0]
+        batches = dataset(self.objective, documents, batch_size=rows)
+        # Rows that continue from batch to batch may have lengths that are drawn (ULMFiT).
+        drawn = [batches[n] for n in range(min(len(batches), 4 if self.objective.recurrent else 1))]
+        return max(drawn, key=lambda batch: batch.inputs.input_ids.numel())
 
 
 @dataclasses.dataclass(frozen=True)
