@@ -50,6 +50,7 @@ UNSEEN = {
     "compile": "changes rounding only: test_compiled",
     "cuda_graph": "acts on CUDA only: test_capture_cuda",
     "workers": "must change nothing: test_resume",
+    "loggers": "must change nothing: test_loggers",
 }
 # The settings of fine-tuning alone, by the option that sets them.
 TUNING = {
