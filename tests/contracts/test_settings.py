@@ -59,6 +59,7 @@ UNSEEN = {
     "on_nan": "acts where a loss is not finite: test_recovery",
     "tensor": "changes rounding only: test_grid",
     "pipeline": "changes rounding only: test_grid",
+    "loggers": "must change nothing: test_loggers",
 }
 # The settings of fine-tuning alone, by the option that sets them.
 TUNING = {
