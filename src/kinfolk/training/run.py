@@ -32,7 +32,7 @@ from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.recovery import (
     ALARM,
     MAX_IN_A_ROW,
-    Dropped,
+    DroppedBatches,
     InitialState,
     NonFiniteError,
     all_finite,
@@ -153,7 +153,7 @@ class Run:
         self.bfloat16 = uses_bfloat16(train, self.device)
         self.train_step = work.make_step(folder, self.device, bfloat16=self.bfloat16)
         self.global_step = self.saved_step = 0
-        self.dropped: Dropped = {}
+        self.dropped: DroppedBatches = {}
         self.initial: InitialState | None = None  # until there is a checkpoint to roll back to
         self.best: tuple[float, ...] | None = None  # score of the best checkpoint
         self.evals_since_best = 0
