@@ -72,6 +72,7 @@ NOT_RUN = {
     "make check": "runs these tests",
     "make format": "changes the source",
     "make bench": "takes minutes on an idle machine",
+    "make soak": "takes ten minutes; tests/test_soak.py runs a part",
     "python tools/soak.py": "takes ten minutes; tests/test_soak.py runs a part",
     ". .venv/bin/activate": "tests run in their own environment",
     "pip install": "needs a network",

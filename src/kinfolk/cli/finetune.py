@@ -247,7 +247,7 @@ def finetune(
     if resume is not None:
         first = resume / "seed-0" if (resume / "seed-0").is_dir() else resume
         check_resume(context, first, "finetune")
-        finish(resume_runs(resume), json=json)
+        finish_run(resume_runs(resume), json=json)
         return
     if model is None:
         raise UsageError("missing MODEL: a model folder, a family (see kinfolk members) or bilstm")
@@ -289,10 +289,10 @@ def finetune(
     for dataset in datasets:
         for message in dataset.messages():
             note(message)
-    finish(train(datasets, out, task_options.metric), json=json)
+    finish_run(train(datasets, out, task_options.metric), json=json)
 
 
-def finish(run: Path, *, json: bool) -> None:
+def finish_run(run: Path, *, json: bool) -> None:
     """Print the scores of a run that is complete, in one of its processes."""
     from kinfolk.training.distributed import Processes
 

@@ -30,7 +30,7 @@ ALARM = "non_finite"
 # Left out before one step, or after one checkpoint. More are no fault of the data.
 MAX_IN_A_ROW = 5
 
-Dropped = dict[int, int]  # number of a batch: number of steps that the run went on from
+DroppedBatches = dict[int, int]  # number of a batch: number of steps that the run went on from
 
 
 class NonFiniteError(UserError):
@@ -61,14 +61,14 @@ def batch_numbers(steps: range, dropped: Collection[int]) -> Iterator[int]:
         number += 1
 
 
-def recorded_batches(run: Path) -> Dropped:
+def recorded_batches(run: Path) -> DroppedBatches:
     """Return the batches that the alarms of a run say are left out."""
     entries = [entry for entry in log.alarms(run) if "batch" in entry]
     return {entry["batch"]: entry["from_step"] for entry in entries}
 
 
 def are_dropped(value: Any) -> bool:
-    """Return whether a value from a file is what `Dropped` describes."""
+    """Return whether a value from a file is what `DroppedBatches` describes."""
     return isinstance(value, dict) and all(
         type(number) is int and type(step) is int for number, step in value.items()
     )
@@ -119,7 +119,7 @@ def save_batch(
         }
         save_file(tensors, partial_path(path), {"batch": str(number), **facts})
         partial_path(path).replace(path)
-        lines = [line for batch in parts for line in texts_of(batch.inputs, decode)]
+        lines = [line for batch in parts for line in decoded_texts(batch.inputs, decode)]
         if lines:
             with new_file(path.with_suffix(".txt")) as file:
                 file.writelines(f"{line}\n" for line in lines)
@@ -140,10 +140,10 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(inner, f"{name}.{part.name}".lstrip("."))
 
 
-def texts_of(inputs: Inputs, decode: Callable[[Sequence[int]], str | None]) -> Iterator[str]:
+def decoded_texts(inputs: Inputs, decode: Callable[[Sequence[int]], str | None]) -> Iterator[str]:
     """Yield each text of packed rows, those of the encoder first, without padding."""
     if inputs.encoder_inputs is not None:
-        yield from texts_of(inputs.encoder_inputs, decode)
+        yield from decoded_texts(inputs.encoder_inputs, decode)
     rows = zip(inputs.input_ids.tolist(), inputs.attention_mask.document_ids.tolist(), strict=True)
     for ids, documents in rows:
         for document, group in groupby(zip(documents, ids, strict=True), key=lambda pair: pair[0]):

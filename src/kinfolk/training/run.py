@@ -34,7 +34,7 @@ from kinfolk.training.provenance import Provenance
 from kinfolk.training.recovery import (
     ALARM,
     MAX_IN_A_ROW,
-    Dropped,
+    DroppedBatches,
     InitialState,
     NonFiniteError,
     all_finite,
@@ -76,7 +76,7 @@ class Run:
         step = self.train_step
         self.shards = step.shards if isinstance(step, TrainStep) else None
         self.global_step = self.saved_step = 0
-        self.dropped: Dropped = {}
+        self.dropped: DroppedBatches = {}
         self.initial: InitialState | None = None  # until there is a checkpoint to roll back to
         self.best: tuple[float, ...] | None = None  # score of the best checkpoint
         self.evals_since_best = 0
