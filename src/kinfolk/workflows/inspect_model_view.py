@@ -131,6 +131,8 @@ def curve_views(found: Inspection, tokens: dict[str, list[str]]) -> Iterator[Cur
             continue
         stream = name.removesuffix("norms").removesuffix("_")
         labels = ["embeddings", *(f"layer {n}" for n in range(1, len(norms)))]
+        if found.family == "cove" and stream == "decoder":
+            labels[-1] = "attentional state"
         yield CurvesView(
             title=f"Norms of the hidden states{f', {stream}' if stream else ''}",
             hint="The length of the hidden state of each token, after each layer.",

@@ -1,0 +1,45 @@
+"""The command `inspect`: a page is written, and what it has is printed."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.runs import Kinfolk, one_sentence
+
+SMALL = ("gpt2/nano", "bert/nano")
+
+
+def test_a_page_is_written_and_replaced_only_by_force(kinfolk: Kinfolk, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    said = kinfolk("inspect", "The cat sat. It slept.", *SMALL, "-o", page)
+    assert said.code == 0 and f"report: {page}" in said.out
+    assert "bert/nano  unilm" in said.out and page.read_text(encoding="utf-8").count("<canvas") == 6
+    assert "already exists" in one_sentence(kinfolk("inspect", "x y", *SMALL, "-o", page))
+    assert kinfolk("inspect", "x y", *SMALL, "-o", page, "--force").code == 0
+
+
+def test_programs_read_json_and_texts_come_from_stdin(
+    kinfolk: Kinfolk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"The cat sat.\n\nA dog came.\n"))
+    monkeypatch.setattr(sys, "stdin", given)
+    page = tmp_path / "page.html"
+    found = json.loads(kinfolk("inspect", "-", "gpt2/nano", "-o", page, "--json").out)
+    assert found["objectives"][0] == {
+        "family": "gpt2/nano",
+        "objective": "clm",
+        "tokens": 10,  # four of each document, and their starts
+        "predicted": 10,
+    }
+    assert found["models"] == [] and found["report"] == str(page)
+
+
+def test_an_empty_text_and_a_long_one_are_refused(kinfolk: Kinfolk, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert "the text is empty" in one_sentence(kinfolk("inspect", " ", *SMALL, "-o", page))
+    long = kinfolk("inspect", "word " * 300, *SMALL, "-o", page)
+    assert "300 tokens, and a page shows at most 256" in one_sentence(long)
+    assert not page.exists()
