@@ -17,8 +17,8 @@ from kinfolk.workflows.inspect_costs import (
     flop_terms,
     network_costs,
 )
+from kinfolk.workflows.inspect_masks import meta_network
 from kinfolk.workflows.inspect_memory import activation_bytes, saved_bytes
-from kinfolk.workflows.inspect_objectives import meta_network
 
 NAMES = [*families.families(), "bilstm", "cvt"]
 LENGTH = 24

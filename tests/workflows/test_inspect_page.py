@@ -12,8 +12,8 @@ from kinfolk import UserError, families
 from kinfolk.reports.inspect_page import render
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.inspect import inspect
+from kinfolk.workflows.inspect_masks import dense_views
 from kinfolk.workflows.inspect_model_view import model_view
-from kinfolk.workflows.inspect_objectives import dense_views
 from kinfolk.workflows.inspect_page import inspect_page
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe

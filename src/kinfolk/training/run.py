@@ -296,7 +296,8 @@ class Run:
 
     def _save_batch(self, number: int, error: NonFiniteError) -> str:
         """Save a batch; return where it is, nothing of a run without batches."""
-        if not isinstance(self.train_step, TrainStep):
+        # Processes that hold a part of the first copy of the model come here, too.
+        if not isinstance(self.train_step, TrainStep) or not self.processes.is_first:
             return ""
         facts = {"step": str(error.step), "fault": error.what}
         parts = self.work.batch_parts(number)

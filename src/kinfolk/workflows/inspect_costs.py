@@ -22,8 +22,8 @@ from kinfolk.nn.positions import RelativePositionBias
 from kinfolk.nn.recurrent import state_sizes
 from kinfolk.nn.relative_attention import RelativeAttention, SegmentRelativeAttention
 from kinfolk.reports.inspect_view import CostPart, CostView
+from kinfolk.workflows.inspect_masks import meta_network
 from kinfolk.workflows.inspect_memory import activation_bytes
-from kinfolk.workflows.inspect_objectives import meta_network
 
 COST_PARTS = ("embeddings", "attention", "feed-forward", "recurrent", "head", "norms", "n-grams")
 BATCHES = (1, 8, 64)

@@ -19,7 +19,7 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.generate import generate
-from kinfolk.workflows.inspect_objectives import InspectedText, draw_examples
+from kinfolk.workflows.inspect_draws import InspectedText, draw_examples
 
 Labels = list[int | None]  # of each place; None: nothing is predicted there
 

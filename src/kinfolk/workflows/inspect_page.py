@@ -23,13 +23,10 @@ from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspect_costs import network_costs
+from kinfolk.workflows.inspect_draws import InspectedText
+from kinfolk.workflows.inspect_masks import dense_views, mask_view
 from kinfolk.workflows.inspect_model_view import CharacterSpan, model_view
-from kinfolk.workflows.inspect_objectives import (
-    InspectedText,
-    dense_views,
-    inspect_objective,
-    mask_view,
-)
+from kinfolk.workflows.inspect_objectives import inspect_objective
 from kinfolk.workflows.load import load
 
 MAX_PAGE_TOKENS = 256  # of a text on a page
