@@ -147,10 +147,10 @@ def test_the_callbacks_of_the_first_process_hear_the_estimate(home: Home, tmp_pa
         def on_message(self, message: str) -> None:
             heard.append(message)
 
-    workflow.before_training(run(home), tmp_path / "run", [Listener()], Processes())
-    assert [line.split()[0] for line in heard] == ["gpt2/nano:", "memory:"]
-    workflow.before_training(run(home), tmp_path / "run", [Listener()], Processes(1, 2, 1, 2))
-    assert len(heard) == 2
+    for processes in (Processes(), Processes(1, 2, 1, 2)):
+        found = workflow.estimated(run(home), tmp_path / "run", [Listener()], processes)
+        workflow.report_estimate(found, [Listener()], processes)
+        assert [line.split()[0] for line in heard] == ["gpt2/nano:", "memory:"]
 
 
 def test_finetuning_that_cannot_fit_is_refused(home: Home, tmp_path: Path) -> None:
