@@ -598,7 +598,10 @@ MISTAKES = [
         "evaluate {classifier} --test {bad}/films.txt",
         "no row has a label of the model (bad, good): the labels of the rows are film (30)",
     ),
-    ("evaluate {bert} --test {labels}", "score it with a prompt: kinfolk evaluate --formulation"),
+    (
+        "evaluate {bert} --test {labels}",
+        "score it with kinfolk evaluate and the formulation prompt",
+    ),
 ]
 
 
