@@ -193,10 +193,25 @@ class TrainLoop:
                 raise
             # Saving may need the other processes, which do not know of a lost worker.
             if self.global_step > saved and not (lost_worker and self.processes.several):
-                self.write(False)
+                self._write_before_the_end(error)
                 self.save(self.global_step, self.evaluation if self.is_new_best() else None)
             if lost_worker:
                 raise LostWorkerError(str(error)) from error
+            raise
+
+    def _write_before_the_end(self, error: BaseException) -> None:
+        """Write the pending lines of a run that a signal or a lost process ends.
+
+        One of them may be of a loss that is not finite, after which the run goes on without its
+        batch: the signal is then raised again before the next step.
+        """
+        try:
+            self.write(False)
+        except NonFiniteError:
+            if isinstance(error, Terminated):
+                self.received.append(error.signal)
+            elif isinstance(error, KeyboardInterrupt):
+                self.received.append(signal.SIGINT)
             raise
 
     def timed(self, batches: Iterable[Sequence[Batch[Any]]]) -> Iterator[Sequence[Batch[Any]]]:

@@ -490,8 +490,12 @@ class Run:
         """Return how to resume a run whose loss, gradient or weights are not finite."""
         train, newest = self.work.train, checkpoint.latest_valid(self.folder)
         step = 0 if newest is None else checkpoint.checkpoint_step(newest)
+        matrices = ""
+        if train.optimizer == "muon":
+            matrices = f" and train.matrix_lr (now {train.matrix_lr:g})"
         return (
-            f"Lower train.lr (now {train.lr:g}) or raise train.warmup (now {train.warmup}) in "
+            f"Lower train.lr (now {train.lr:g}){matrices} or raise train.warmup (now "
+            f"{train.warmup}) in "
             f"{self.folder / 'recipe.json'}, then resume from step {step}: "
             f"{self.resume_command()}"
         )

@@ -61,7 +61,7 @@ class Room:
         """Return what this machine has; processes on one CPU share its memory."""
         if device.type != "cuda":
             return cls("this machine", available_memory() // processes.local_count, free_disk(out))
-        own = torch.device("cuda", processes.local_rank) if processes.several else device
+        own = processes.own_device(device)
         # What torch has reserved in this process is used again.
         free = torch.cuda.mem_get_info(own)[0] + torch.cuda.memory_reserved(own)
         return cls(torch.cuda.get_device_name(own), free, free_disk(out))
@@ -138,20 +138,27 @@ def check_pretraining(
 
 
 def check_finetuning(
-    model: LanguageModel, train: TrainConfig, out: Path, *, room: Room | None = None
+    model: LanguageModel,
+    train: TrainConfig,
+    out: Path,
+    *,
+    processes: Processes = Processes(),
+    room: Room | None = None,
 ) -> Preflight:
-    """Return the estimate of fine-tuning a model that is on its device; refuse what cannot fit.
+    """Return the estimate of fine-tuning a model that is built; refuse what cannot fit.
 
     Shapes differ from batch to batch, so that activations are not in it.
     """
     device = select_device(train.device)
     trace = parameter_trace(model, train)
     if room is None:
-        room = Room.here(device, out, Processes())
-        room = replace(room, memory=room.memory + trace.weights)
+        room = Room.here(device, out, processes)
+        if train.parallel == "ddp" or device.type == "cpu":  # it is in this memory
+            room = replace(room, memory=room.memory + trace.weights)
     parameters = count_parameters(model)
-    memory = f"{format_bytes(trace.sure)} of {format_bytes(room.memory)}"
-    if MARGIN * trace.sure > room.memory:
+    sure = trace.sure // processes.count if train.parallel == "fsdp" else trace.sure
+    memory = f"{format_bytes(sure)} of {format_bytes(room.memory)}"
+    if MARGIN * sure > room.memory:
         adafactor = "" if train.optimizer == "adafactor" else " or train.optimizer=adafactor"
         raise UserError(
             f"weights, gradients and moments of {parameters:,} parameters take {memory} on "
