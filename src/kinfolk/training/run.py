@@ -111,7 +111,7 @@ class Run:
         if state.get("finished") and all((folder / name).is_file() for name in kind.results):
             raise UserError(
                 f"run {folder} is complete ({state['step']} steps): start a new run with more "
-                "--steps or --epochs to train longer"
+                f"--steps or --epochs to train longer, or one that continues from {folder}"
             )
         run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
         if newest is not None:
@@ -274,7 +274,8 @@ class Run:
         if count >= MAX_IN_A_ROW:
             raise UserError(
                 f"{error.what} at step {error.step}, after {count} batches that were left out "
-                f"since step {start}: the cause is not in one batch. {self.remedy()}"
+                f"since step {start}: the cause is not in one batch. {self.remedy()}. To train on "
+                f"these batches again, remove {self.folder / log.ALARMS} before"
             ) from error
         action = "its update was dropped"
         if train.on_nan == "rollback":
