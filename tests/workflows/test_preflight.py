@@ -149,7 +149,7 @@ def test_the_callbacks_of_the_first_process_hear_the_estimate(home: Home, tmp_pa
 
     for processes in (Processes(), Processes(1, 2, 1, 2)):
         found = workflow.estimated(run(home), tmp_path / "run", [Listener()], processes)
-        workflow.report_estimate(found, [Listener()], processes)
+        workflow.announce_estimate(found, [Listener()], processes)
         assert [line.split()[0] for line in heard] == ["gpt2/nano:", "memory:"]
 
 

@@ -65,7 +65,7 @@ def pretrain(
     processes = process_grid(recipe)
     estimate = estimated(recipe, out, callbacks, processes)
     work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
-    report_estimate(estimate, callbacks, processes)
+    announce_estimate(estimate, callbacks, processes)
     run = Run.start(work, out, callbacks)
     with exclusive_run(out) if processes.is_first else nullcontext():
         return run.fit()
@@ -104,7 +104,7 @@ def estimated(
     return check_pretraining(recipe, out, processes=processes, described=described)
 
 
-def report_estimate(
+def announce_estimate(
     estimate: "Preflight | None", callbacks: Sequence[Callback], processes: Processes
 ) -> None:
     """Report the estimate of a run, in process 0: the run is known to be right by then."""
@@ -206,7 +206,7 @@ class PretrainWorkload(Workload):
         processes = process_grid(recipe)
         estimate = estimated(recipe, folder, callbacks, processes)
         work = cls(recipe, fresh=newest is None, callbacks=callbacks, processes=processes)
-        report_estimate(estimate, callbacks, processes)
+        announce_estimate(estimate, callbacks, processes)
         return work
 
     def write_recipe(self, folder: Path) -> None:

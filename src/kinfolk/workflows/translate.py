@@ -76,7 +76,7 @@ def prepare_translation_run(
             settings=settings,
         )
         processes = process_grid(chosen)
-        check_settings(chosen, out, processes)
+        check_translation(chosen, out, processes)
         Provenance.of_this_process(processes).write(folder)
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
         chosen.write(folder / "recipe.json")
@@ -89,7 +89,7 @@ def prepare_translation_run(
     return chosen
 
 
-def check_settings(chosen: Recipe, out: Path, processes: Processes) -> None:
+def check_translation(chosen: Recipe, out: Path, processes: Processes) -> None:
     """Refuse wrong settings of a run, in process 0 alone: nothing waits for other processes."""
     train = chosen.train
     check_installed(train.loggers)
