@@ -230,9 +230,9 @@ class Run:
                 self.received += received
 
     def _train_to_end(self) -> None:
-        train, cuda = self.work.train, self.device.type == "cuda"
-        self.work.dropped = self.dropped
-        self.work.model.train()
+        work, train, cuda = self.work, self.work.train, self.device.type == "cuda"
+        work.dropped = self.dropped
+        work.model.train()
         with self._open_log() as self.log:
             loop = TrainLoop(
                 train=train,
@@ -248,6 +248,7 @@ class Run:
                 watch=self._watch(),
                 memory=partial(memory_values, self.device),
                 processes=self.processes,
+                saves_alone=self.shards is None and work.shard is None and work.memory is None,
                 received=self.received,
             )
             try:
