@@ -77,8 +77,9 @@ MISTAKES = [
     # Plans.
     (
         "plan gtp2/base --tokens 1e9",
-        "gtp2/base is neither a folder nor a family: did you mean gpt2",
+        "gtp2/base is no family: kinfolk plan takes FAMILY/SIZE; did you mean gpt2",
     ),
+    ("plan runs/gpt2 --tokens 1e9", "runs/gpt2 is no family: kinfolk plan takes FAMILY/SIZE"),
     ("plan gpt2/huge --tokens 1e9", "gpt2 has no size 'huge'"),
     ("plan gpt2/nano --tokens 1e9 --gpu h300", "unknown --gpu 'h300': did you mean h"),
     ("plan gpt2/nano --tokens 0", "--tokens must be from 1 to 1e+18 (got 0)"),
@@ -90,11 +91,11 @@ MISTAKES = [
     ("plan gpt2/nano --tokens 1e9 --tensor 0", "--tensor must be from 1 to 1,048,576 (got 0)"),
     (
         "plan gpt2/nano --tokens 1e9 --devices 4 --tensor 4",
-        "--tensor 4 does not divide the 2 attention heads of gpt2: use a divisor of 2",
+        "--tensor 4 does not divide the 2 attention heads of gpt2: choose a divisor",
     ),
     (
         "plan gpt2/nano --tokens 1e9 --devices 4 --pipeline 4",
-        "--pipeline must be from 1 to the 2 layers of the network (got 4)",
+        "--pipeline 4 is more than the 2 layers of gpt2: choose at most one stage",
     ),
     (
         "plan gpt2/nano --tokens 1e9 --devices 2 --tensor 2 --pipeline 2",

@@ -55,6 +55,23 @@ def test_the_lines_have_parameters_tokens_epochs_memory_and_disk(
     assert not found.warnings
 
 
+def test_one_checkpoint_is_singular_and_none_is_said_in_words(home: Home, tmp_path: Path) -> None:
+    one = run(home, "train.save_every=12")
+    found = check_pretraining(one, tmp_path / "run", room=room(4e9, 2e9))
+    assert found.lines[1].endswith("; disk: 1 checkpoint of 1.57 MB of 2 GB")
+    (tmp_path / "run" / "checkpoints" / "step-00000012").mkdir(parents=True)
+    found = check_pretraining(one, tmp_path / "run", room=room(4e9, 2e9))
+    assert found.lines[1].endswith("; disk: no more checkpoints")
+
+
+def test_what_a_run_refuses_is_not_named_as_a_way_out(home: Home, tmp_path: Path) -> None:
+    for settings, named in (((), True), (("train.optimizer=adafactor",), False)):
+        with pytest.raises(UserError) as refused:
+            check_pretraining(run(home, *settings), tmp_path / "run", room=room(1e5))
+        assert ("fsdp on " in str(refused.value)) == named
+        assert str(refused.value).endswith("a device with more memory")
+
+
 def test_weights_gradients_and_moments_that_exceed_memory_are_refused(
     home: Home, tmp_path: Path
 ) -> None:

@@ -33,6 +33,15 @@ from kinfolk.training.distributed import Processes, local, model_connection
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
+def check_sharded(learner: nn.Module) -> None:
+    """Refuse networks whose parameters cannot be divided."""
+    if not has_static_shapes(learner):
+        raise UserError(
+            "train.parallel=fsdp: recurrent layers keep their weights outside of their "
+            "parameters, which cannot be divided; use train.parallel=ddp"
+        )
+
+
 class Shards:
     """A learner whose parameters are divided among the processes; it is sharded in place."""
 
@@ -45,11 +54,7 @@ class Shards:
         compiled: bool = False,
         dynamic: bool = False,  # shapes differ from batch to batch, where layers are compiled
     ) -> None:
-        if not has_static_shapes(learner):
-            raise UserError(
-                "train.parallel=fsdp: recurrent layers keep their weights outside of their "
-                "parameters, which cannot be divided; use train.parallel=ddp"
-            )
+        check_sharded(learner)
         # A loss may be a view of a tensor; nothing is changed in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         if compiled:
