@@ -372,7 +372,7 @@ MISTAKES = [
     ),
     (
         "embed {bert} {bad}/few.txt -o {tmp}/v.npz --standardize --save-transform {bad}",
-        "{bad} already exists: choose another --save-transform",
+        "{bad} already exists: choose another folder with --save-transform",
     ),
     ("isotropy {bert} --text {bad}/empty.txt", "{bad}/empty.txt is empty"),
     ("isotropy {bert} --text {tmp}/none", "{tmp}/none does not exist"),
@@ -387,7 +387,23 @@ MISTAKES = [
     ("probe {bert} --train {labels} --dev {bad}/empty.txt", "{bad}/empty.txt"),
     ("probe {bert} --train {labels} --dev {labels} -o {text}", "{text} already exists"),
     ("probe {bert} --train {labels} --dev {labels} --seeds 0", "--seeds must be at least 1"),
-    ("probe {bert} --train {labels} --dev {labels} --task spans", "has no labelled spans|is not"),
+    ("probe {bert} --train {labels} --dev {labels} --task spans", "is neither CoNLL-U nor JSON"),
+    (
+        "probe {bert} --train {labels} --dev {labels} --task choose",
+        "--task choose has no probes: choose classification, regression, tagging or spans",
+    ),
+    (
+        "isotropy {bert} --text {bad}/few.txt --sts {bad}/words.tsv --columns a,b,score",
+        "the score in row 3 of {bad}/words.tsv is 'much', not a number: fix or remove the row",
+    ),
+    (
+        "isotropy {bert} --text {bad}/few.txt --sts {bad}/pairs.tsv",
+        "name two texts and a score, such as --columns sentence1,sentence2,score",
+    ),
+    (
+        "isotropy {bert} --text {bad}/few.txt --sts {bad}/words.tsv --columns b,score",
+        "--columns b,score are no pairs with scores: name two texts and a score",
+    ),
     # Folders.
     ("export {gpt2} -o {home}", "{home} already exists"),
     ("export {gpt2} -o .", ". is not the name of a new folder: choose another -o"),
@@ -632,6 +648,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "far.txt").write_text("q\u0301q\u0301" + " 0.5" * 64 + "\n", encoding="utf-8")
     pairs = "".join(f"the cat {i}\tdie Katze {i}\n" for i in range(20))
     (folder / "pairs.tsv").write_text(pairs)
+    (folder / "words.tsv").write_text("a\tb\tscore\nx\ty\t1\nu\tv\tmuch\n")
     (folder / "cut.vec.gz").write_bytes(gzip.compress(b"the" + b" 1" * 64)[:-6])
     (folder / "ragged.txt").write_text("the" + " 1" * 64 + "\na" + " 1" * 63 + "\n")
     (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.nn.vector_transforms import VectorTransform, Whitening
+from kinfolk.nn.vector_transforms import TooFewTextsError, VectorTransform, Whitening
 from kinfolk.rng import derive_seed
 
 STEPS = 4  # couplings
@@ -91,6 +91,13 @@ class Flow(VectorTransform):
         x = x[torch.randperm(len(x), generator=generator)]
         held_out = max(1, round(HELD_OUT * len(x)))
         dev, train = x[:held_out], x[held_out:]
+        texts, size = train.shape
+        if texts <= size:
+            raise TooFewTextsError(
+                "--flow",
+                "needs more texts than the vectors have dimensions, and is fitted on nine tenths "
+                f"of them ({texts:,} of {len(x):,} texts, {size} dimensions)",
+            )
         whitening = Whitening.fit(train, "--flow")
         if whitening.output_size < 2:
             raise UserError("--flow needs vectors that differ in two or more dimensions")
