@@ -151,6 +151,7 @@ MISTAKES = [
     ("inspect words cove -o {new}.html", "the text has 1 token, and a pair has two sides"),
     ("inspect words gpt2 --tokenizer {tmp}/none -o {new}.html", "holds no tokenizer.json"),
     ("inspect words gpt2 --seed -1 -o {new}.html", "--seed"),
+    ("inspect words gpt2 -o {new}.txt", "the page is HTML: choose a name that ends in .html"),
     # Runs.
     (
         "pretrain gtp2 --corpus {corpus} -o {new}",
@@ -236,7 +237,10 @@ MISTAKES = [
     ("pretrain --resume {tmp}", "{tmp} is not a run"),
     ("pretrain --resume {tmp}/none", "{tmp}/none is not a run"),
     ("pretrain --resume {text}", "{text}"),
-    ("pretrain --resume {gpt2} --steps 50", "cannot be combined with other options"),
+    (
+        "pretrain --resume {gpt2} --steps 50",
+        "cannot be combined with other options: change settings in {gpt2}/recipe.json",
+    ),
     ("pretrain --resume {gpt2} gpt2", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} --seed 0", "cannot be combined with other options"),
     # ELMo.

@@ -47,7 +47,7 @@ LAYERS = option(
     "layer; default: last).",
     "--layers",
 )
-LENGTH = option(
+MAX_LENGTH = option(
     "N",
     "Tokens of a text that are read (default: the model's maximum, 512 without one).",
     "--length",
@@ -75,7 +75,7 @@ def embed(
     ),
     transform: Path | None = option("DIR", "Apply saved transforms in place of fitting new ones."),
     strict: bool = flag("--strict", "Refuse texts that are longer than the model's context."),
-    length: int | None = LENGTH,
+    length: int | None = MAX_LENGTH,
     field: str | None = FIELD,
     column: str | None = COLUMN,
     tokenizer: Path | None = TOKENIZER,
