@@ -10,3 +10,4 @@ class Terminated(SystemExit):
 
     def __init__(self, signal: int) -> None:
         super().__init__(128 + signal)
+        self.signal = signal

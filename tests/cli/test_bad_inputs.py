@@ -77,8 +77,9 @@ MISTAKES = [
     # Plans.
     (
         "plan gtp2/base --tokens 1e9",
-        "gtp2/base is neither a folder nor a family: did you mean gpt2",
+        "gtp2/base is no family: kinfolk plan takes FAMILY/SIZE; did you mean gpt2",
     ),
+    ("plan runs/gpt2 --tokens 1e9", "runs/gpt2 is no family: kinfolk plan takes FAMILY/SIZE"),
     ("plan gpt2/huge --tokens 1e9", "gpt2 has no size 'huge'"),
     ("plan gpt2/nano --tokens 1e9 --gpu h300", "unknown --gpu 'h300': did you mean h"),
     ("plan gpt2/nano --tokens 0", "--tokens must be from 1 to 1e+18 (got 0)"),
@@ -90,11 +91,11 @@ MISTAKES = [
     ("plan gpt2/nano --tokens 1e9 --tensor 0", "--tensor must be from 1 to 1,048,576 (got 0)"),
     (
         "plan gpt2/nano --tokens 1e9 --devices 4 --tensor 4",
-        "--tensor 4 does not divide the 2 attention heads of gpt2: use a divisor of 2",
+        "--tensor 4 does not divide the 2 attention heads of gpt2: choose a divisor",
     ),
     (
         "plan gpt2/nano --tokens 1e9 --devices 4 --pipeline 4",
-        "--pipeline must be from 1 to the 2 layers of the network (got 4)",
+        "--pipeline 4 is more than the 2 layers of gpt2: choose at most one stage",
     ),
     (
         "plan gpt2/nano --tokens 1e9 --devices 2 --tensor 2 --pipeline 2",
@@ -150,6 +151,7 @@ MISTAKES = [
     ("inspect words cove -o {new}.html", "the text has 1 token, and a pair has two sides"),
     ("inspect words gpt2 --tokenizer {tmp}/none -o {new}.html", "holds no tokenizer.json"),
     ("inspect words gpt2 --seed -1 -o {new}.html", "--seed"),
+    ("inspect words gpt2 -o {new}.txt", "the page is HTML: choose a name that ends in .html"),
     # Runs.
     (
         "pretrain gtp2 --corpus {corpus} -o {new}",
@@ -235,7 +237,10 @@ MISTAKES = [
     ("pretrain --resume {tmp}", "{tmp} is not a run"),
     ("pretrain --resume {tmp}/none", "{tmp}/none is not a run"),
     ("pretrain --resume {text}", "{text}"),
-    ("pretrain --resume {gpt2} --steps 50", "cannot be combined with other options"),
+    (
+        "pretrain --resume {gpt2} --steps 50",
+        "cannot be combined with other options: change settings in {gpt2}/recipe.json",
+    ),
     ("pretrain --resume {gpt2} gpt2", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} --seed 0", "cannot be combined with other options"),
     # ELMo.
@@ -371,7 +376,7 @@ MISTAKES = [
     ),
     (
         "embed {bert} {bad}/few.txt -o {tmp}/v.npz --standardize --save-transform {bad}",
-        "{bad} already exists: choose another --save-transform",
+        "{bad} already exists: choose another folder with --save-transform",
     ),
     ("isotropy {bert} --text {bad}/empty.txt", "{bad}/empty.txt is empty"),
     ("isotropy {bert} --text {tmp}/none", "{tmp}/none does not exist"),
@@ -386,7 +391,23 @@ MISTAKES = [
     ("probe {bert} --train {labels} --dev {bad}/empty.txt", "{bad}/empty.txt"),
     ("probe {bert} --train {labels} --dev {labels} -o {text}", "{text} already exists"),
     ("probe {bert} --train {labels} --dev {labels} --seeds 0", "--seeds must be at least 1"),
-    ("probe {bert} --train {labels} --dev {labels} --task spans", "has no labelled spans|is not"),
+    ("probe {bert} --train {labels} --dev {labels} --task spans", "is neither CoNLL-U nor JSON"),
+    (
+        "probe {bert} --train {labels} --dev {labels} --task choose",
+        "--task choose has no probes: choose classification, regression, tagging or spans",
+    ),
+    (
+        "isotropy {bert} --text {bad}/few.txt --sts {bad}/words.tsv --columns a,b,score",
+        "the score in row 3 of {bad}/words.tsv is 'much', not a number: fix or remove the row",
+    ),
+    (
+        "isotropy {bert} --text {bad}/few.txt --sts {bad}/pairs.tsv",
+        "name two texts and a score, such as --columns sentence1,sentence2,score",
+    ),
+    (
+        "isotropy {bert} --text {bad}/few.txt --sts {bad}/words.tsv --columns b,score",
+        "--columns b,score are no pairs with scores: name two texts and a score",
+    ),
     # Folders.
     ("export {gpt2} -o {home}", "{home} already exists"),
     ("export {gpt2} -o .", ". is not the name of a new folder: choose another -o"),
@@ -598,7 +619,10 @@ MISTAKES = [
         "evaluate {classifier} --test {bad}/films.txt",
         "no row has a label of the model (bad, good): the labels of the rows are film (30)",
     ),
-    ("evaluate {bert} --test {labels}", "score it with a prompt: kinfolk evaluate --formulation"),
+    (
+        "evaluate {bert} --test {labels}",
+        "score it with kinfolk evaluate and the formulation prompt",
+    ),
 ]
 
 
@@ -628,6 +652,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "far.txt").write_text("q\u0301q\u0301" + " 0.5" * 64 + "\n", encoding="utf-8")
     pairs = "".join(f"the cat {i}\tdie Katze {i}\n" for i in range(20))
     (folder / "pairs.tsv").write_text(pairs)
+    (folder / "words.tsv").write_text("a\tb\tscore\nx\ty\t1\nu\tv\tmuch\n")
     (folder / "cut.vec.gz").write_bytes(gzip.compress(b"the" + b" 1" * 64)[:-6])
     (folder / "ragged.txt").write_text("the" + " 1" * 64 + "\na" + " 1" * 63 + "\n")
     (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")

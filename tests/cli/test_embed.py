@@ -52,7 +52,39 @@ def test_a_saved_transform_is_applied_again(
     assert np.allclose(np.cov(vectors.T), np.eye(vectors.shape[1]), atol=1e-3)
     assert np.allclose(vectors[:5], again, atol=1e-2)
     refused = kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "c.npz", "--whiten")
-    assert "or use it with --transform" in one_sentence(refused)
+    sentence = one_sentence(refused)
+    assert f"{saved} already exists: replace it with --force, apply it with" in sentence
+
+
+def test_force_replaces_a_saved_transform_and_nothing_else(
+    kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    out, saved = tmp_path / "v.npz", tmp_path / "saved"
+    words = ("embed", runs["bert"], texts, "-o", out, "--standardize", "--save-transform", saved)
+    assert kinfolk(*words).code == 0
+    before = json.loads((saved / "transform.json").read_text(encoding="utf-8"))
+    texts.write_text("a cat\na dog\nthe bird\n", encoding="utf-8")
+    assert kinfolk(*words, "--force").code == 0
+    after = json.loads((saved / "transform.json").read_text(encoding="utf-8"))
+    assert (before["texts"], after["texts"]) == (100, 3)
+    (saved / "notes.txt").write_text("mine", encoding="utf-8")
+    sentence = one_sentence(kinfolk(*words, "--force"))
+    assert f"{saved} already exists: choose another folder with --save-transform" in sentence
+    assert (saved / "transform.json").is_file() and (saved / "notes.txt").is_file()
+
+
+def test_the_transform_of_another_model_is_refused(
+    kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    """Both models have vectors of 64 numbers and two layers."""
+    saved, out = tmp_path / "saved", tmp_path / "other.npz"
+    words = ("--standardize", "--save-transform", saved)
+    assert kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "v.npz", *words).code == 0
+    refused = kinfolk("embed", runs["gpt2"], texts, "-o", out, "--transform", saved)
+    assert "fitted on vectors of a bert model, and this is gpt2: use the model" in one_sentence(
+        refused
+    )
+    assert not out.exists()
 
 
 def test_columns_and_cut_texts(kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_labels_that_training_had_not_are_counted_and_named(
 def test_many_classes_are_cut_to_the_frequent_ones(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    rows = [f"a day\tclass{n}" for n in range(20) for _ in range(n + 1)]
+    rows = [f"a day\tclass{n}" for n in range(20) for _ in range(n + 1)] + ["a day\tgood"]
     file = tables.write(tmp_path / "test.tsv", ["sentence\tlabel", *rows])
     found = json.loads(ok(kinfolk("evaluate", solvers / "mood", "--test", file, "--json")).out)
     labels = found["confusion"]["labels"]

@@ -87,6 +87,23 @@ def test_without_a_network_a_name_gets_advice(
     assert said.err == "error: no such folder: runs/some-bert\n"
 
 
+@pytest.mark.parametrize(("name", "advised"), [("gtp2", False), ("gpt2-medium", True)])
+def test_a_misspelled_family_is_suggested_without_advice_about_the_hub(
+    name: str, advised: bool, home: Home, downloads: list[dict[str, Any]], kinfolk: Kinfolk
+) -> None:
+    commands = (
+        ("inspect", "words", name, "-o", "page.html"),
+        ("pretrain", name, "--corpus", home.corpus, "-o", "new"),
+        ("finetune", name, "--train", home.text, "-o", "new"),
+    )
+    for command in commands:
+        said = kinfolk(*command)
+        sentence = f"error: {name} is neither a folder nor a family: did you mean gpt2?"
+        assert said.code == 2 and said.err.startswith(sentence)
+        assert ("hf download gpt2-medium" in said.err) == advised
+        assert advised or said.err == f"{sentence}\n"
+
+
 def test_paths_and_families_are_not_looked_up(
     downloads: list[dict[str, Any]], home: Home, kinfolk: Kinfolk
 ) -> None:

@@ -43,3 +43,17 @@ def test_an_empty_text_and_a_long_one_are_refused(kinfolk: Kinfolk, tmp_path: Pa
     long = kinfolk("inspect", "word " * 300, *SMALL, "-o", page)
     assert "300 tokens, and a page shows at most 256" in one_sentence(long)
     assert not page.exists()
+
+
+def test_the_name_of_a_file_is_a_text_with_a_note(
+    kinfolk: Kinfolk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes").mkdir()
+    Path("notes/a.txt").write_text("The cat sat.")
+    said = kinfolk("inspect", "notes/a.txt", "gpt2/nano", "-o", "page.html")
+    assert said.code == 0 and Path("page.html").exists()
+    assert "notes/a.txt is a file" in said.err and "inspect - < notes/a.txt" in said.err
+    for text in ("notes", "The cat sat.", "é" * 200):  # a folder, a text, more than a name has
+        said = kinfolk("inspect", text, "gpt2/nano", "-o", "page.html", "--force")
+        assert said.code == 0 and "is a file" not in said.err

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kinfolk.cli.plan import device_time, elapsed
 from support.runs import Kinfolk
 
 ASKED = ("plan", "gpt2/nano", "--tokens", "3M", "--vocab-size", "500", "--devices", "2")
@@ -72,3 +73,35 @@ def test_what_does_not_fit_is_marked_and_a_sentence_says_what_does(kinfolk: Kinf
     assert "!" in next(line for line in said.out.splitlines() if line.startswith("ddp "))
     assert "\n- ddp does not fit: " in said.out
     assert "--devices 4 --parallel fsdp" in said.out
+
+
+@pytest.mark.parametrize(
+    ("hours", "words"),
+    [
+        (16332.4, "16,332 device-hours"),
+        (244.2, "244 device-hours"),
+        (0.5, "30 device-minutes"),
+        (0.0003875, "1.4 device-seconds"),
+        (1e-12, "under 0.01 device-seconds"),
+    ],
+)
+def test_the_time_of_devices_has_no_exponent(hours: float, words: str) -> None:
+    assert device_time(hours) == words
+
+
+def test_days_are_written_in_the_unit_that_they_are_read_in() -> None:
+    shown = [elapsed(days) for days in (1e6, 5.321, 0.25, 0.01, 1e-5)]
+    assert shown == ["2,740 years", "5.32 days", "6 hours", "14.4 minutes", "0.864 seconds"]
+
+
+def test_one_of_a_thing_is_singular_and_names_are_those_of_families_with_a_plan(
+    kinfolk: Kinfolk,
+) -> None:
+    said = " ".join(kinfolk("plan", "ulmfit/nano", "--tokens", "1M", "--batch", 1).out.split())
+    assert " 1 epoch " in said
+    assert " of 1 row of " in said
+    assert " 1 micro-batch of 1 row: " in said
+    unknown = kinfolk("plan", "runs/gpt2", "--tokens", "1M").err
+    assert "gpt2" in unknown
+    assert "bilstm" not in unknown
+    assert "ngram" not in unknown

@@ -241,11 +241,13 @@ def write_inputs(folder: Path) -> None:
     scored = (f"{sentence(rng)}\t{sentence(rng)}\t{number % 5}\n" for number in range(12))
     texts["sts.tsv"] = "sentence1\tsentence2\tscore\n" + "".join(scored)
     edge = {"span1": [0, 1], "span2": [1, 2]}
-    texts["spans.jsonl"] = "".join(
-        json.dumps({"text": sentence(rng), "targets": [{**edge, "label": number % 2}]}) + "\n"
-        for number in range(24)
-    )
-    texts["ner.txt"] = "\n\n".join(tagged(sentence(rng)) for _ in range(24)) + "\n"
+    for name in ("spans.jsonl", "spans-dev.jsonl"):
+        texts[name] = "".join(
+            json.dumps({"text": sentence(rng), "targets": [{**edge, "label": number % 2}]}) + "\n"
+            for number in range(24)
+        )
+    for name in ("ner.txt", "ner-dev.txt"):
+        texts[name] = "\n\n".join(tagged(sentence(rng)) for _ in range(24)) + "\n"
     texts["glove.6B.50d.txt"] = "".join(vector(word) for word in {*lines(20).split()})
     for name, count in {"train": 60, "val": 4}.items():
         source = lines(count)

@@ -10,7 +10,7 @@ import pytest
 from support.runs import command
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
-SHOWN = ("ddp", "fsdp", "fsdp, tensor 8")  # strategies
+SHOWN = ("ddp", "fsdp")  # strategies
 
 
 def plan_commands() -> list[str]:

@@ -1,6 +1,8 @@
 """The loop: what happens when, and that nothing is lost."""
 
+import itertools
 import math
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.errors import UserError
+from kinfolk.errors import Terminated, UserError
 from kinfolk.training import loop
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog, read, speed_lines
 from kinfolk.training.loop import Evaluation, Progress, TrainLoop
+from kinfolk.training.recovery import NonFiniteError
 from kinfolk.training.step import StepOutput
 from support.runs import OnStep
 
@@ -37,6 +40,7 @@ class Run:
         self.beside: dict[str, float] = {}
         self.enough: Callable[[], bool] = lambda: False
         self.best = False
+        self.received: list[int] = []
 
     def step(self, number: int, batches: Any) -> StepOutput:
         assert batches == [f"batch {number}"]
@@ -72,6 +76,7 @@ class Run:
                 callbacks=[OnStep(self.watched.append)],
                 should_stop=self.enough,
                 remedy=lambda: "Rest.",
+                received=self.received,
             ).run(self.start, batches or self.batches())
         return read(self.folder)
 
@@ -257,3 +262,17 @@ def test_waiting_for_batches_is_timed_but_for_the_time_in_which_the_device_is_bu
     run.go(late(run))
     waits = [line["wait_seconds"] for line in speed_lines(tmp_path)]
     assert waits == pytest.approx(4 * [0.0 if busy else 0.02])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_kept_if_a_pending_loss_is_not_finite(tmp_path: Path, number: int) -> None:
+    run = Run(tmp_path, steps=20, log_every=10, eval_every=100, save_every=100)
+    run.losses = lambda step: math.nan if step == 2 else 1.0
+
+    def ended() -> Iterator[list[str]]:
+        yield from itertools.islice(run.batches(), 4)
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+    with pytest.raises(NonFiniteError):
+        run.go(ended())
+    assert run.received == [number] and run.saved == []

@@ -152,6 +152,16 @@ def test_a_saved_state_continues_to_the_bit() -> None:
         assert torch.equal(a, b)
 
 
+def test_the_number_of_steps_of_a_file_goes_to_the_device_of_its_parameter() -> None:
+    model, optimizer = built()
+    give_gradients(model, 0)
+    optimizer.step()
+    elsewhere = SMALL.build().to("meta")
+    other = build_optimizer(elsewhere, TRAIN)
+    assert load_optimizer_state(other, deepcopy(optimizer.state_dict()))
+    assert {state["step"].device.type for state in other.state.values()} == {"meta"}
+
+
 def test_a_model_without_matrices_in_layers_is_refused() -> None:
     model = ULMFiTConfig(vocab_size=11, hidden_size=8, num_layers=1).build()
     with pytest.raises(UserError, match=r"train\.optimizer=muon updates the matrices"):

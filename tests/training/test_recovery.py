@@ -19,6 +19,7 @@ from kinfolk.batch import Batch
 from kinfolk.errors import Terminated, UserError
 from kinfolk.text import Tokenizer
 from kinfolk.training import run as run_module
+from kinfolk.training import workload
 from kinfolk.training.log import alarms, read
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.recovery import batch_number, batch_numbers
@@ -268,7 +269,7 @@ def test_values_that_are_read_late_as_on_cuda_lose_nothing(
     with pytest.MonkeyPatch.context() as patch:
         poisoned(patch, recipe, BAD, 8)
         soon = pretrain(recipe, tmp_path / "soon")
-    make = run_module.optimizer_step
+    make = workload.optimizer_step
 
     def as_on_cuda(work: Any, device: torch.device, *, bfloat16: bool) -> TrainStep:
         step = make(work, device, bfloat16=bfloat16)
@@ -276,7 +277,7 @@ def test_values_that_are_read_late_as_on_cuda_lose_nothing(
         step.checks = lambda number: train.on_nan == "skip" or train.saves(number + 1)
         return step
 
-    monkeypatch.setattr(run_module, "optimizer_step", as_on_cuda)
+    monkeypatch.setattr(workload, "optimizer_step", as_on_cuda)
     monkeypatch.setattr(run_module, "log_interval", lambda device: 10)
     poisoned(monkeypatch, recipe, BAD, 8)
     late = pretrain(recipe, tmp_path / "late")

@@ -140,6 +140,24 @@ def test_transforms_of_python_calls(tokenizer: Tokenizer, tmp_path: Path) -> Non
         kinfolk.embed(model, TEXTS, transform=tmp_path / "whiten", flow=True)
 
 
+def test_a_transform_is_of_one_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """One with the same family, sizes and token embeddings is another model too."""
+    model, other = network("bert", tokenizer), network("bert", tokenizer)
+    with torch.no_grad():
+        for name, weight in other[0].named_parameters():
+            if "embedding" not in name:
+                weight.mul_(1.5)
+    embedder = Embedder.open(model)
+    spec = TransformSpec(standardize=True)
+    vectors = embedder.embed(TEXTS).vectors
+    fitted = VectorTransforms.fit(spec, vectors, "mean", (2,), model=embedder.reference)
+    fitted.save(tmp_path / "saved")
+    again = kinfolk.embed(model, TEXTS, transform=tmp_path / "saved", length=40)
+    assert again.shape == vectors.shape
+    with pytest.raises(UserError, match="fitted on vectors of another bert model or tokenizer"):
+        kinfolk.embed(other, TEXTS, transform=tmp_path / "saved")
+
+
 def test_what_cannot_be_embedded_is_refused(tokenizer: Tokenizer) -> None:
     model = network("bert", tokenizer)
     with pytest.raises(UserError, match="ngram models have no hidden states"):

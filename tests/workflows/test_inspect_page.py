@@ -11,10 +11,11 @@ import torch
 from kinfolk import UserError, families
 from kinfolk.reports.inspect_page import render
 from kinfolk.text import train_tokenizer
+from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspect import inspect
 from kinfolk.workflows.inspect_masks import dense_views
 from kinfolk.workflows.inspect_model_view import model_view
-from kinfolk.workflows.inspect_page import inspect_page
+from kinfolk.workflows.inspect_page import inspect_page, inspected_families, model_names
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
 from support.runs import Home
@@ -36,8 +37,10 @@ def test_64_tokens_pass_every_family_and_objective_in_less_than_20_seconds() -> 
     assert len(page.tokens) == 64 and not page.notes
     every = families.families()
     found = [(view.family, view.objective) for view in page.objectives]
-    assert found == [(f"{f.name}/tiny", o) for f in every.values() for o in f.objectives]
-    assert [view.name for view in page.costs] == [f"{name}/tiny" for name in every]
+    pretrained = [one for one in found if one != ("cvt/tiny", "cross_view")]
+    assert pretrained == [(f"{f.name}/tiny", o) for f in every.values() for o in f.objectives]
+    assert len(found) == len(pretrained) + 1  # CVT is on the page, too
+    assert {view.name for view in page.costs} == {f"{name}/tiny" for name in (*every, "cvt")}
     assert html.count('<figure class="mask">') == sum(len(v.masks) for v in page.objectives)
 
 
@@ -84,6 +87,37 @@ def test_the_views_of_cross_view_training_read_parts_of_the_text() -> None:
     assert masks["backward"][1].tolist() == [False, True, True, True]
 
 
+def test_without_names_every_family_but_the_baseline_is_on_the_page() -> None:
+    assert sorted(inspected_families()) == sorted([*families.families(), "cvt"])
+
+
+@pytest.mark.parametrize("name", ["bert/nano", "albert/nano"])
+def test_a_single_sentence_has_two_parts_and_no_label(name: str) -> None:
+    single, pair = (
+        next(v for v in inspect_page(text, [name]).objectives if v.objective in ("nsp", "sop"))
+        for text in ("The cat sat on the mat.", "The cat sat. It slept.")
+    )
+    assert set(single.streams[0].integers["token_type_ids"]) == {0, 1}
+    ((_, words),) = single.facts
+    assert words.startswith("none: both texts are parts of a single sentence")
+    assert not [note for note in single.notes if "another document" in note]
+    ((_, words),) = pair.facts
+    assert words[:2] in ("0:", "1:")
+
+
+def test_models_have_the_shortest_names_that_differ() -> None:
+    paths = ["runs/gpt2", "other/gpt2", "runs/bert", "runs/gpt2/checkpoints/last"]
+    assert model_names(paths) == {
+        "runs/gpt2": "runs/gpt2",
+        "other/gpt2": "other/gpt2",
+        "runs/bert": "bert",
+        "runs/gpt2/checkpoints/last": "gpt2/checkpoints/last",
+    }
+    deeper = ["a/x/gpt2", "b/x/gpt2", "b/x/gpt2/"]
+    assert model_names(deeper[:2]) == {path: path for path in deeper[:2]}
+    assert model_names(["runs/gpt2"]) == {"runs/gpt2": "gpt2"}
+
+
 def test_counts_of_ngrams_are_those_of_the_text() -> None:
     (view,) = inspect_page("a b a b c\n\na b", ["ngram/2"]).objectives
     single, pairs = view.tables
@@ -124,6 +158,26 @@ def test_a_run_is_inspected_with_its_own_tokenizer(home: Home) -> None:
     assert math.exp(-losses[0]) == pytest.approx(predictions[0].probability or 0)
     assert [one.name for one in model.attention] == ["attention"]
     render(page)
+
+
+def test_the_tokenizer_of_every_model_is_named(home: Home, tmp_path: Path) -> None:
+    text, run = "The cat saw the garden.", home.run("gpt2")
+    copy = tmp_path / "other" / run.name
+    copy.parent.mkdir()
+    copy.symlink_to(run)
+    own = load_tokenizer(run)
+    words = f"{own.kind}, {own.vocab_size:,} ids"
+    page = inspect_page(text, [str(run), str(copy), "bert/nano"])
+    names = [f"{path.parent.name}/{path.name}" for path in (run, copy)]
+    assert [model.name for model in page.models] == names
+    facts = dict(page.facts)
+    assert [facts[f"tokenizer of {name}"] for name in names] == [words, words]
+    assert facts["tokenizer of the others"].startswith("word, ")
+    alone = dict(inspect_page(text, [str(run)]).facts)
+    assert alone["tokenizer of the text above"].startswith("word, ")
+    assert alone[f"tokenizer of {run.name}"] == words
+    shared = dict(inspect_page(text, [str(run)], tokenizer=run).facts)
+    assert shared["tokenizer"] == words and f"tokenizer of {run.name}" not in shared
 
 
 def test_an_ngram_model_shows_how_it_backs_off(home: Home, tmp_path: Path) -> None:

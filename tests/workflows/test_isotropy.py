@@ -117,8 +117,12 @@ def test_transforms_that_cannot_be_fitted_are_left_out_with_a_note(tokenizer: To
         "standardize",
         "remove-components-2",
     ]
-    assert result.notes[0].startswith("whiten is left out: --whiten needs more texts than")
-    assert result.notes[1].startswith("flow is left out")
+    needs = "needs more texts than the vectors have dimensions"
+    assert result.notes == (
+        f"whiten is left out: it {needs} (20 texts, 64 dimensions); give more texts with --text",
+        f"flow is left out: it {needs}, and is fitted on nine tenths of them (18 of 20 texts, 64 "
+        "dimensions); give more texts with --text",
+    )
 
 
 def test_bad_input_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -131,7 +135,7 @@ def test_bad_input_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
         kinfolk.isotropy(model, texts(5, 1), remove_components=64)
     file = tmp_path / "pairs.tsv"
     file.write_text("a\tb\tscore\n1\tx y\t3\n", encoding="utf-8")
-    with pytest.raises(UserError, match="has 1 text per row"):
+    with pytest.raises(UserError, match="--columns b,score are no pairs with scores"):
         read_pairs(file, "b,score")
     file.write_text("a\tb\tscore\nx\ty\t3.5\nu\tv\t1\n", encoding="utf-8")
     assert read_pairs(file, "a,b,score") == [("x", "y", 3.5), ("u", "v", 1.0)]

@@ -21,9 +21,10 @@ from kinfolk.training.meters import peak_memory
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.workflows.plan import planned_step
 from kinfolk.workflows.plan_check import check_plan
-from kinfolk.workflows.plan_memory import Strategy, device_memory
+from kinfolk.workflows.plan_memory import MemoryPlanner, device_memory
 from kinfolk.workflows.plan_speed import MEASURED
 from kinfolk.workflows.plan_step import PlannedStep
+from kinfolk.workflows.plan_strategy import Strategy
 from support.contracts import documents
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,6 +35,7 @@ STATIC = [
 ]
 slow = pytest.mark.slow
 RECURRENT = ["cove", "elmo", "ulmfit"]
+MIXED = "tensor 2, pipeline 2"
 
 
 def real_step(step: PlannedStep, batch: Any) -> dict[str, int]:
@@ -173,7 +175,6 @@ def test_gpt3_175b_is_planned_in_seconds_without_memory() -> None:
         batch_size=2048,
         gpu="h100",
         parallel="fsdp",
-        tensor=8,
         checkpoint_activations=True,
     )
     assert plan.parameters == pytest.approx(175e9, rel=0.01)
@@ -252,11 +253,77 @@ def test_what_does_not_fit_gets_a_strategy_that_does() -> None:
     assert again.memory == other
 
 
+@pytest.mark.parametrize(
+    ("model", "asked", "sentence"),
+    [
+        ("t5/nano", {"pipeline": 2}, r"^--pipeline 2 does not apply to t5: .*; leave --pipeline"),
+        ("xlnet/nano", {"tensor": 2}, "^--tensor 2 does not apply to xlnet, because its attention"),
+        ("gpt2/nano", {"tensor": 2, "optimizer": "muon"}, "^--tensor 2 does not apply to --optim"),
+        ("gpt2/nano", {"parallel": "fsdp", "optimizer": "muon"}, "^--optimizer muon reads whole"),
+        ("gpt2/nano", {"parallel": "fsdp", "optimizer": "adafactor"}, "or --parallel ddp$"),
+        ("gpt2/nano", {"parallel": "fsdp", "tensor": 2}, "^--parallel fsdp divides the weights"),
+        ("gpt2/nano", {"parallel": "fsdp", "pipeline": 2}, "--pipeline 2 give processes parts"),
+        ("elmo/nano", {"parallel": "fsdp"}, "^--parallel fsdp: recurrent layers keep their"),
+        ("ulmfit/nano", {"checkpoint_activations": True}, "^--checkpoint-activations: the layers"),
+    ],
+)
+def test_what_a_run_refuses_is_refused(model: str, asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        kinfolk.plan(model, 1e6, devices=2, vocab_size=500, length=16, **asked)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "ways"),
+    [
+        ("gpt2/nano", "adamw", {"ddp", "fsdp", "ddp, tensor 2", "ddp, pipeline 2", MIXED}),
+        ("gpt2/nano", "muon", {"ddp", "ddp, pipeline 2"}),
+        ("xlnet/nano", "adamw", {"ddp", "fsdp"}),
+        ("t5/nano", "adamw", {"ddp", "fsdp", "ddp, tensor 2"}),
+        ("ulmfit/nano", "adamw", {"ddp"}),
+    ],
+)
+def test_only_strategies_that_a_run_accepts_are_shown(
+    model: str, optimizer: str, ways: set[str]
+) -> None:
+    plan = kinfolk.plan(
+        model, 1e6, devices=4, vocab_size=500, length=16, batch_size=8, optimizer=optimizer
+    )
+    assert {memory.strategy.words for memory in plan.strategies} == ways
+    network = cpu_step(model).model
+    named: Any = optimizer
+    assert all(memory.strategy.runs(network, named) for memory in plan.strategies)
+    recomputed = [memory.strategy.checkpoint_activations for memory in plan.strategies]
+    assert recomputed == ([False] if model == "ulmfit/nano" else [False, True] * len(ways))
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [("gpt2/mini", "muon"), ("gpt2/mini", "adamw"), ("t5/mini", "adamw")]
+)
+def test_what_would_fit_is_what_a_run_accepts(model: str, optimizer: str) -> None:
+    step = cpu_step(model, optimizer=optimizer)
+    planner = MemoryPlanner(step, 64, None, 10**12)
+    found = [memory.strategy for memory in planner.alternatives(Strategy(4))]
+    assert found
+    assert all(strategy.runs(step.model, step.optimizer) for strategy in found)
+    assert any(strategy.parallel == "fsdp" for strategy in found) == (optimizer == "adamw")
+    assert any(strategy.pipeline > 1 for strategy in found) == (model == "gpt2/mini")
+
+
+def test_the_deepest_stage_is_that_of_the_estimate() -> None:
+    trace = cpu_step("gpt2/mini").trace(2)
+    layers = len(trace.layer_weights)
+    assert layers == 4
+    three, two = (
+        device_memory(Strategy(n, pipeline=n), trace, 2, 8, bfloat16=False) for n in (3, 2)
+    )
+    assert three.weights == two.weights  # two of four layers
+
+
 def test_where_no_strategy_fits_a_smaller_size_does() -> None:
-    plan = kinfolk.plan("gpt2/mini", 1e9, batch_size=1, memory=1.04, vocab_size=500)
+    plan = kinfolk.plan("xlnet/mini", 1e9, batch_size=1, memory=1.06, vocab_size=500, length=32)
     assert not plan.fits
     assert plan.alternative is None
-    assert plan.smaller_size == "gpt2/tiny"
+    assert plan.smaller_size == "xlnet/tiny"
 
 
 @pytest.mark.parametrize(

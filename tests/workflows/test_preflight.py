@@ -55,6 +55,23 @@ def test_the_lines_have_parameters_tokens_epochs_memory_and_disk(
     assert not found.warnings
 
 
+def test_one_checkpoint_is_singular_and_none_is_said_in_words(home: Home, tmp_path: Path) -> None:
+    one = run(home, "train.save_every=12")
+    found = check_pretraining(one, tmp_path / "run", room=room(4e9, 2e9))
+    assert found.lines[1].endswith("; disk: 1 checkpoint of 1.57 MB of 2 GB")
+    (tmp_path / "run" / "checkpoints" / "step-00000012").mkdir(parents=True)
+    found = check_pretraining(one, tmp_path / "run", room=room(4e9, 2e9))
+    assert found.lines[1].endswith("; disk: no more checkpoints")
+
+
+def test_what_a_run_refuses_is_not_named_as_a_way_out(home: Home, tmp_path: Path) -> None:
+    for settings, named in (((), True), (("train.optimizer=adafactor",), False)):
+        with pytest.raises(UserError) as refused:
+            check_pretraining(run(home, *settings), tmp_path / "run", room=room(1e5))
+        assert ("fsdp on " in str(refused.value)) == named
+        assert str(refused.value).endswith("a device with more memory")
+
+
 def test_weights_gradients_and_moments_that_exceed_memory_are_refused(
     home: Home, tmp_path: Path
 ) -> None:
@@ -147,10 +164,10 @@ def test_the_callbacks_of_the_first_process_hear_the_estimate(home: Home, tmp_pa
         def on_message(self, message: str) -> None:
             heard.append(message)
 
-    workflow.before_training(run(home), tmp_path / "run", [Listener()], Processes())
-    assert [line.split()[0] for line in heard] == ["gpt2/nano:", "memory:"]
-    workflow.before_training(run(home), tmp_path / "run", [Listener()], Processes(1, 2, 1, 2))
-    assert len(heard) == 2
+    for processes in (Processes(), Processes(1, 2, 1, 2)):
+        found = workflow.estimated(run(home), tmp_path / "run", [Listener()], processes)
+        workflow.announce_estimate(found, [Listener()], processes)
+        assert [line.split()[0] for line in heard] == ["gpt2/nano:", "memory:"]
 
 
 def test_finetuning_that_cannot_fit_is_refused(home: Home, tmp_path: Path) -> None:

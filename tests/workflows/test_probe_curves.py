@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kinfolk
+from kinfolk.cli.probe import show
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.mlp_probe import fit_mlp_probe
@@ -174,3 +175,27 @@ def test_what_cannot_be_probed_is_refused(
         kinfolk.probe(bert, tmp_path / "none", file)
     with pytest.raises(UserError, match="--seeds must be at least 1"):
         kinfolk.probe(bert, file, file, seeds=0)
+    with pytest.raises(UserError, match="--task coref has no probes: choose classification, reg"):
+        kinfolk.probe(bert, file, file, task="coref")
+    with pytest.raises(UserError, match="is neither CoNLL-U nor JSON lines of spans"):
+        kinfolk.probe(bert, file, file, task="spans")
+
+
+def test_probes_of_entities_show_the_accuracy_beside_the_selectivity(
+    bert: tuple[LanguageModel, Tokenizer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The score is F1; selectivity and the most frequent label are in accuracy."""
+    lines = tagged(tmp_path, "a.txt", 20, 1).read_text(encoding="utf-8")
+    file = tmp_path / "entities.txt"
+    marked = lines.replace("NOUN", "B-X").replace("VERB", "O").replace("DET", "O")
+    file.write_text(marked, encoding="utf-8")
+    result = kinfolk.probe(bert, file, file, seeds=1)
+    assert result.metric == "f1"
+    for own, control, left in zip(result.accuracy, result.control, result.selectivity, strict=True):
+        for a, b, c in zip(own.layers, control.layers, left.layers, strict=True):
+            assert a.score - b.score == pytest.approx(c.score)
+    assert result.notes[0].startswith("--train and --dev are the same file")
+    show(result)
+    printed = capsys.readouterr().out
+    first, second = printed.index("tag: f1"), printed.index("tag: accuracy")
+    assert first < second < printed.index("selectivity") < printed.index("most frequent label")

@@ -280,7 +280,10 @@ def test_samples_that_fail_are_reported_once_and_end_no_run(
     ]
 
 
-def test_the_page_of_fine_tuning_has_predictions_over_time(tmp_path: Path) -> None:
+def test_the_page_of_fine_tuning_has_predictions_over_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kinfolk", "finetune", "bert/nano"])
     found, settings = opinions(tmp_path, 64, 24), ("train.batch_size=8", "train.lr=2e-3")
     run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=2)
     timelines = sample_timelines(run)

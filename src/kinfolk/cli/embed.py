@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from kinfolk.workflows.embed import Embedder, Vectors
 
 TEXTS_HELP = "File with one text per line, or a table (.jsonl .tsv .csv .parquet); - for stdin."
+OTHER_FOLDER = "choose another folder with --save-transform DIR"
+ADVICE = f"replace it with --force, apply it with --transform, or {OTHER_FOLDER}"
 POOLING = option(
     "NAME", "mean, cls, last or max of the hidden states (default: mean).", "--pooling"
 )
@@ -45,7 +47,7 @@ LAYERS = option(
     "layer; default: last).",
     "--layers",
 )
-LENGTH = option(
+MAX_LENGTH = option(
     "N",
     "Tokens of a text that are read (default: the model's maximum, 512 without one).",
     "--length",
@@ -73,7 +75,7 @@ def embed(
     ),
     transform: Path | None = option("DIR", "Apply saved transforms in place of fitting new ones."),
     strict: bool = flag("--strict", "Refuse texts that are longer than the model's context."),
-    length: int | None = LENGTH,
+    length: int | None = MAX_LENGTH,
     field: str | None = FIELD,
     column: str | None = COLUMN,
     tokenizer: Path | None = TOKENIZER,
@@ -107,14 +109,19 @@ def embed(
     check_parent_folder(out)
     read = read_texts(texts, field, column)
     from kinfolk.workflows.embed import Embedder, write_vectors
-    from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
+    from kinfolk.workflows.vector_transforms import (
+        TransformSpec,
+        VectorTransforms,
+        is_saved_transform,
+    )
 
     saved = None if transform is None else VectorTransforms.load(transform)
     spec = TransformSpec(standardize, remove_components, whiten, flow)
     place = None
     if spec.names:
         place = save_transform or beside(model, "+".join(spec.names))
-        check_new_folder(place, "choose another --save-transform, or use it with --transform")
+        if not (force and is_saved_transform(place)):
+            check_new_folder(place, ADVICE if is_saved_transform(place) else OTHER_FOLDER)
     embedder = Embedder.open(
         model,
         pooling=pooling or (saved.pooling if saved else "mean"),
@@ -126,13 +133,16 @@ def embed(
     if saved is not None:
         saved.check(embedder.pooling, embedder.layers)
         saved.check_size(embedder.size)
+        saved.check_model(embedder.reference)
     vectors = vectors_of(embedder, read, strict=strict)
     fitted = saved
     if place is not None:
         given = vectors
         if fit is not None:
             given = vectors_of(embedder, read_texts(fit, field, column), strict=strict)
-        fitted = VectorTransforms.fit(spec, given, embedder.pooling, embedder.layers)
+        fitted = VectorTransforms.fit(
+            spec, given, embedder.pooling, embedder.layers, model=embedder.reference
+        )
         source = f"{len(given):,} texts of {fit or texts}"
         note(f"fitted {', '.join(spec.names)} on {source}")
         for sentence in fitted.notes:
@@ -141,7 +151,7 @@ def embed(
         vectors = fitted(vectors)
     if place is not None and fitted is not None:
         with writable(place):
-            fitted.save(place)
+            fitted.save(place, replace=force)
     write_vectors(out, read, vectors)
     facts = {
         "texts": len(vectors),
@@ -206,4 +216,4 @@ def writable(place: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError:
-        raise UserError(f"{place} cannot be written: choose another --save-transform") from None
+        raise UserError(f"{place} cannot be written: {OTHER_FOLDER}") from None

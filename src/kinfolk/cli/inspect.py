@@ -18,6 +18,8 @@ from kinfolk.cli.output import (
 from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder, check_new_file, model_or_family
 
+MAX_NAME_BYTES = 255  # of a file: a longer name is an error to ask for
+
 
 @command('kinfolk inspect "The cat sat on the mat." gpt2 bert t5 -o page.html', panel=EVALUATE)
 def inspect(
@@ -42,19 +44,26 @@ def inspect(
     folder it also has predictions, the logit lens, the attention of every head, norms, and the
     gates of recurrent layers. Without --tokenizer, families read the words of the text.
     """
-    text = piped("text") if text == "-" else text
+    from_stdin = text == "-"
+    text = piped("text") if from_stdin else text
     readable(text, "text")
     if not text.strip():
         raise UserError("the text is empty: give some words")
+    if not from_stdin and is_file_name(text):
+        note(
+            f"{text} is a file, and its name is read as the text: to inspect the file, pipe it "
+            f"with kinfolk inspect - < {text}"
+        )
     chosen = [model_or_family(name) for name in names or ()]
     folders = [check_model_folder(name) for name in chosen if Path(name).exists()]
     check_new_file(out, folders, force=force)
-    from kinfolk.families import families
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"-o {out}: the page is HTML: choose a name that ends in .html")
     from kinfolk.reports.inspect_page import render
     from kinfolk.reports.page import write
-    from kinfolk.workflows.inspect_page import inspect_page
+    from kinfolk.workflows.inspect_page import inspect_page, inspected_families
 
-    count = len(chosen) or len(families())
+    count = len(chosen) or len(inspected_families())
     with (
         saved_on_interrupt(lambda: "nothing was written; run the same command again"),
         row_progress("families", count) as progress,
@@ -93,3 +102,8 @@ def inspect(
     for sentence in page.notes:
         note(sentence)
     print_line(f"\nreport: {out}")
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a text is the path of a file."""
+    return len(text.encode()) <= MAX_NAME_BYTES and Path(text).is_file()

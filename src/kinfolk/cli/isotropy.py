@@ -17,7 +17,7 @@ from kinfolk.cli.app import (
     flag,
     option,
 )
-from kinfolk.cli.embed import LAYERS, LENGTH, POOLING, read_texts
+from kinfolk.cli.embed import LAYERS, MAX_LENGTH, POOLING, read_texts
 from kinfolk.cli.output import (
     note,
     numbers,
@@ -48,7 +48,7 @@ def isotropy(
         "K", "Principal components that are removed.", default=2, min=0
     ),
     no_flow: bool = flag("--no-flow", "Leave out the flow, which takes longest to fit."),
-    length: int | None = LENGTH,
+    length: int | None = MAX_LENGTH,
     field: str | None = FIELD,
     column: str | None = COLUMN,
     tokenizer: Path | None = TOKENIZER,

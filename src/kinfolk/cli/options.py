@@ -264,7 +264,10 @@ def check_resume(context: typer.Context, run: Path, kind: str) -> None:
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
     if given - {"resume", "json"}:
-        raise UsageError("--resume cannot be combined with other options")
+        raise UsageError(
+            f"--resume cannot be combined with other options: change settings in "
+            f"{run / 'recipe.json'}"
+        )
     actual = read_type(run / "recipe.json")
     if actual in ("pretrain", "finetune") and actual != kind:
         raise UsageError(f"{run} is a run of {actual}: use kinfolk {actual} --resume {run}")

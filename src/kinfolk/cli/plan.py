@@ -142,6 +142,7 @@ def run_check(plan: "TrainingPlan") -> "StepCheck":
 def show_plan(plan: "TrainingPlan") -> None:
     """Print the figures, the memory of each strategy, and what they mean."""
     from kinfolk.data.prepare import format_bytes
+    from kinfolk.reports.page import plural
 
     print_facts(
         [
@@ -154,31 +155,34 @@ def show_plan(plan: "TrainingPlan") -> None:
             (
                 "tokens",
                 f"{short_count(plan.tokens)}, {plan.tokens_per_parameter:,.3g} per parameter, "
-                f"{plan.epochs:,.3g} epochs",
+                f"{plural(plan.epochs, 'epoch')}",
             ),
-            ("steps", f"{plan.steps:,} of {plan.batch_size:,} rows of {plan.length:,} tokens"),
+            (
+                "steps",
+                f"{plan.steps:,} of {plural(plan.batch_size, 'row')} of {plan.length:,} tokens",
+            ),
             ("FLOPs", f"{plan.flops:.3g}, {plan.flops_per_token:.3g} per token"),
             ("device", f"{plan.devices:,} x {plan.device.title}"),
-            ("time", f"{plan.gpu_hours:,.4g} device-hours, {days(plan.days)}"),
+            ("time", f"{device_time(plan.gpu_hours)}, {elapsed(plan.days)}"),
             ("share of peak", f"{plan.mfu:.3g}, {plan.mfu_source}"),
             *([] if plan.cost is None else [("cost", f"{plan.cost:,.2f}")]),
             (
                 "disk",
                 f"{format_bytes(plan.disk.total)}: corpus {format_bytes(plan.disk.corpus)}, "
-                f"{plan.disk.checkpoints} checkpoints of {format_bytes(plan.disk.checkpoint)}",
+                f"{plural(plan.disk.checkpoints, 'checkpoint')} of "
+                f"{format_bytes(plan.disk.checkpoint)}",
             ),
             ("memory", memory_parts(plan)),
         ]
     )
     heading = f"memory of a device, of {plan.capacity / 1e9:,.1f} GB"
     rows = table("strategy", *numbers("rows", "GB", "rows", "recomputed GB"))
-    for plain, lighter in zip(plan.strategies[::2], plan.strategies[1::2], strict=True):
-        cells = [
-            cell
-            for memory in (plain, lighter)
-            for cell in (f"{memory.rows:,}", fit_mark(memory.total, plan.capacity))
-        ]
-        rows.add_row(plain.strategy.words, *cells)
+    cells = dict[str, list[str]]()
+    for memory in plan.strategies:
+        size = fit_mark(memory.total, plan.capacity)
+        cells.setdefault(memory.strategy.words, []).extend((f"{memory.rows:,}", size))
+    for words, shown in cells.items():
+        rows.add_row(words, *shown, *[""] * (4 - len(shown)))
     print_table(rows, heading)
     print_line("! does not fit; recomputed: with --checkpoint-activations")
     for sentence in plan.sentences:
@@ -214,6 +218,7 @@ def measured_cell(value: int | None, in_bytes: bool) -> str:
 def memory_parts(plan: "TrainingPlan") -> str:
     """Return the memory of the chosen strategy and its parts in words."""
     from kinfolk.data.prepare import format_bytes
+    from kinfolk.reports.page import plural
 
     memory, way = plan.memory, plan.memory.strategy.words
     lighter = ", recomputed" if memory.strategy.checkpoint_activations else ""
@@ -227,8 +232,9 @@ def memory_parts(plan: "TrainingPlan") -> str:
     }
     named = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return (
-        f"{format_bytes(memory.total)} with {way}{lighter}, {memory.gradient_accumulation:,} "
-        f"micro-batches of {memory.rows:,} rows: {named}"
+        f"{format_bytes(memory.total)} with {way}{lighter}, "
+        f"{plural(memory.gradient_accumulation, 'micro-batch')} of "
+        f"{plural(memory.rows, 'row')}: {named}"
     )
 
 
@@ -245,9 +251,26 @@ def short_count(number: float) -> str:
     return f"{number:g}"
 
 
-def days(number: float) -> str:
-    """Return a time in the unit that it is read in."""
-    for name, scale in (("years", 1 / 365), ("days", 1.0), ("hours", 24.0), ("minutes", 1440.0)):
-        if number * scale >= 2 or name == "minutes":
-            return f"{number * scale:,.3g} {name}"
+def device_time(hours: float) -> str:
+    """Return the time of all devices together: 16,332 device-hours, 1.4 device-seconds."""
+    for unit, scale in (("hours", 1.0), ("minutes", 60.0), ("seconds", 3600.0)):
+        number = hours * scale
+        if number >= 1 or unit == "seconds":
+            return f"{rounded(number)} device-{unit}"
     raise AssertionError
+
+
+def elapsed(days: float) -> str:
+    """Return a time in the unit that it is read in."""
+    units = {"years": 1 / 365, "days": 1.0, "hours": 24.0, "minutes": 1440.0, "seconds": 86400.0}
+    for unit, scale in units.items():
+        if days * scale >= 2 or unit == "seconds":
+            return f"{rounded(days * scale)} {unit}"
+    raise AssertionError
+
+
+def rounded(number: float) -> str:
+    """Return a number without an exponent: 16,332, 5.32, 0.04."""
+    if number < 0.01:
+        return "under 0.01"
+    return f"{number:,.0f}" if number >= 1000 else f"{number:,.3g}"

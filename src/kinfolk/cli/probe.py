@@ -26,7 +26,7 @@ from kinfolk.cli.output import (
 from kinfolk.workflows.folders import check_model_folder, check_new_file
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.probe_curves import ProbeCurves
+    from kinfolk.workflows.probe_curves import ProbeCurve, ProbeCurves
 
 
 @command("kinfolk probe runs/bert --train train.conllu --dev dev.conllu", panel=EVALUATE)
@@ -90,14 +90,26 @@ def show(result: "ProbeCurves") -> None:
     """Print the score of every layer and probe, and the selectivity."""
     for sentence in result.notes:
         note(sentence)
-    chosen = [(curve.name, curve) for curve in result.scores]
-    chosen += [(f"selectivity, {curve.name}", curve) for curve in result.selectivity]
-    rows = table(*numbers("layer", *(name for name, _ in chosen)))
-    for layer in range(len(result.scores[0].layers)):
-        found = [curve.layers[layer] for _, curve in chosen]
-        rows.add_row(str(layer), *(f"{i.score:.3f} ±{(i.high - i.low) / 2:.3f}" for i in found))
-    print_table(rows, f"{result.task}: {result.metric}")
+    scores = [(curve.name, curve) for curve in result.scores]
+    selectivity = [(f"selectivity, {curve.name}", curve) for curve in result.selectivity]
+    in_accuracy = result.metric == "accuracy"
+    show_curves(f"{result.task}: {result.metric}", scores + (selectivity if in_accuracy else []))
     mix = result.mix
     print_line(f"\nmix of all layers: {mix.score:.3f} ({mix.low:.3f} to {mix.high:.3f})")
+    if selectivity and not in_accuracy:
+        print_line("")
+        # Selectivity is a difference of accuracies, whatever the metric of the task.
+        accuracy = [(curve.name, curve) for curve in result.accuracy]
+        show_curves(f"{result.task}: accuracy", accuracy + selectivity)
+        print_line("")
     if result.majority is not None:
         print_line(f"most frequent label: accuracy {result.majority:.3f}")
+
+
+def show_curves(title: str, curves: "list[tuple[str, ProbeCurve]]") -> None:
+    """Print a table with a row per layer and a column per curve."""
+    rows = table(*numbers("layer", *(name for name, _ in curves)))
+    for layer in range(len(curves[0][1].layers)):
+        found = [curve.layers[layer] for _, curve in curves]
+        rows.add_row(str(layer), *(f"{i.score:.3f} ±{(i.high - i.low) / 2:.3f}" for i in found))
+    print_table(rows, title)

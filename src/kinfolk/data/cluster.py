@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -40,6 +40,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import lock_file, new_file
 from kinfolk.machine import available_cpus
 from kinfolk.text import Tokenizer
+from kinfolk.text.train import StageProgress
 from kinfolk.version import __version__
 
 PLAN = "plan.json"
@@ -56,8 +57,6 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no warning about GPUs, which are not used
     "RAY_DEDUP_LOGS": "0",
 }
-
-StageProgress = Callable[[str, int, int | None], None]  # receives the stage, done and total
 
 
 def prepare_on_ray(
@@ -111,7 +110,7 @@ def prepare_on_ray(
         ray_session(address, workers, on_message) as ray,
     ):
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        plan = Plan.make(work, num_shards, cpus)
+        plan = ClusterPlan.make(work, num_shards, cpus)
         plan.resume(home, given=num_shards is not None, on_message=on_message)
         task = ShardTask(home, paths, options, plan.num_shards, Path.cwd())
         _Driver(ray, task, tokenizer, workers or plan.num_shards, progress).run(work)
@@ -138,14 +137,14 @@ def default_num_shards(text: float, cpus: int) -> int:
 
 
 @dataclass
-class Plan:
+class ClusterPlan:
     """How the input is cut, and a hash of what decides the bytes of the shards."""
 
     fingerprint: str
     num_shards: int
 
     @classmethod
-    def make(cls, work: PrepareConfig, num_shards: int | None, cpus: int) -> "Plan":
+    def make(cls, work: PrepareConfig, num_shards: int | None, cpus: int) -> "ClusterPlan":
         """Return the plan for an input."""
         facts = [
             work.fingerprint(),
@@ -181,7 +180,7 @@ class Plan:
             json.dump(vars(self), file)
 
     @classmethod
-    def _read(cls, file: Path) -> "Plan | None":
+    def _read(cls, file: Path) -> "ClusterPlan | None":
         with suppress(OSError, ValueError, TypeError):
             return cls(**json.loads(file.read_text(encoding="utf-8")))
         return None

@@ -657,7 +657,8 @@ def check_not_empty(writers: Sequence[CorpusWriter], holdout: float, left_out: s
             raise UserError(f"no document is left after filtering ({left_out}): use other text")
         raise UserError(
             f"--holdout {holdout} of this text leaves {kept} documents and holds out {held[0]}: "
-            "choose another fraction or use more text"
+            "choose another fraction or use more text (documents of plain text are blocks between "
+            "blank lines, or with --document file whole files)"
         )
     if not all(writer.written.tokens for writer in writers):
         raise UserError(

@@ -23,13 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.nn.vector_transforms import VectorTransform, Whitening
+from kinfolk.nn.vector_transforms import TooFewTextsError, VectorTransform, Whitening
 from kinfolk.rng import derive_seed
 
-STEPS = 4  # couplings
-HIDDEN_SIZE = 128  # of the network inside a coupling
+FLOW_STEPS = 4  # couplings
+FLOW_HIDDEN_SIZE = 128  # of the network inside a coupling
 MAX_LOG_SCALE = 1.0  # a coupling scales a dimension by 1/e to e
-HELD_OUT = 0.1  # of the vectors
+HELD_OUT_VECTORS = 0.1  # of the vectors
 LR, WEIGHT_DECAY, BATCH_SIZE = 1e-3, 1e-2, 256
 MAX_EPOCHS, PATIENCE = 100, 5  # epochs; training ends after as many without an improvement
 
@@ -83,19 +83,31 @@ class Flow(VectorTransform):
 
     @classmethod
     def fit(
-        cls, vectors: Tensor, *, seed: int = 0, steps: int = STEPS, max_epochs: int = MAX_EPOCHS
+        cls,
+        vectors: Tensor,
+        *,
+        seed: int = 0,
+        steps: int = FLOW_STEPS,
+        max_epochs: int = MAX_EPOCHS,
     ) -> Self:
         """Train the flow on vectors, and keep the weights that are best on a tenth of them."""
         generator = torch.Generator().manual_seed(derive_seed(seed, len(vectors)) >> 1)
         x = vectors.double().cpu()
         x = x[torch.randperm(len(x), generator=generator)]
-        held_out = max(1, round(HELD_OUT * len(x)))
+        held_out = max(1, round(HELD_OUT_VECTORS * len(x)))
         dev, train = x[:held_out], x[held_out:]
+        texts, size = train.shape
+        if texts <= size:
+            raise TooFewTextsError(
+                "--flow",
+                "needs more texts than the vectors have dimensions, and is fitted on nine tenths "
+                f"of them ({texts:,} of {len(x):,} texts, {size} dimensions)",
+            )
         whitening = Whitening.fit(train, "--flow")
         if whitening.output_size < 2:
             raise UserError("--flow needs vectors that differ in two or more dimensions")
         couplings = tuple(
-            AffineCoupling(whitening.output_size, HIDDEN_SIZE, generator) for _ in range(steps)
+            AffineCoupling(whitening.output_size, FLOW_HIDDEN_SIZE, generator) for _ in range(steps)
         )
         flow = cls(whitening.mean, whitening, couplings, torch.zeros(2))
         heldout = train_couplings(flow, whitening(train), whitening(dev), generator, max_epochs)

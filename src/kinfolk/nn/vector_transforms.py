@@ -23,6 +23,14 @@ from kinfolk.errors import UserError
 MIN_VARIANCE_RATIO = 1e-9
 
 
+class TooFewTextsError(UserError):
+    """Too few texts for a fit; `reason` leaves out the option and what to do."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"{option} {reason}: fit it on more text with --fit FILE")
+        self.reason = reason
+
+
 @dataclass(frozen=True, eq=False)
 class VectorTransform(ABC):
     """A function of vectors: (texts, input_size) to (texts, output_size), in float64."""
@@ -145,10 +153,8 @@ class Whitening(VectorTransform):
         """Find the principal components, and the variance along each."""
         texts, size = vectors.shape
         if texts <= size:
-            raise UserError(
-                f"{option} needs more texts than the vectors have dimensions ({texts:,} texts, "
-                f"{size} dimensions): fit it on more text with --fit FILE"
-            )
+            reason = "needs more texts than the vectors have dimensions"
+            raise TooFewTextsError(option, f"{reason} ({texts:,} texts, {size} dimensions)")
         mean, variances, directions = principal_components(check_vectors(vectors, 2, option))
         kept = variances > MIN_VARIANCE_RATIO * variances[0]
         if not bool(kept.any()):
@@ -206,8 +212,5 @@ def principal_components(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def check_vectors(vectors: Tensor, fewest: int, option: str) -> Tensor:
     """Return the vectors in float64; refuse too few."""
     if len(vectors) < fewest:
-        raise UserError(
-            f"{option} needs at least {fewest:,} texts (got {len(vectors):,}): fit it on more "
-            "text with --fit FILE"
-        )
+        raise TooFewTextsError(option, f"needs at least {fewest:,} texts (got {len(vectors):,})")
     return vectors.double()

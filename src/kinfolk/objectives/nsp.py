@@ -7,8 +7,8 @@ labels           .     .   cat  .   .    .    .
 sequence_label   0 (the second follows; 1 where it was drawn from another document)
 attention       every token attends to every token
 
-A chunk of a single sentence is no pair: its masked tokens are predicted, and it has no sequence
-label. One that was cut inside a sentence would give away that the second part follows.
+A chunk of a single sentence is cut in its middle: its masked tokens are predicted, and it has no
+sequence label, because a cut inside a sentence would give away that the second part follows.
 """
 
 from collections.abc import Sequence

@@ -7,8 +7,8 @@ labels           .     .    .   .   .   cat  .
 sequence_label   1 (swapped; 0 where they are in order)
 attention       every token attends to every token
 
-Both texts are whole sentences. A chunk of a single sentence is no pair: its masked tokens are
-predicted, and it has no sequence label.
+Both texts are whole sentences. A chunk of a single sentence is cut in its middle: its masked tokens
+are predicted, and it has no sequence label.
 
 Tokens are masked in n-grams of one to three; one of length n is drawn in proportion to 1/n:
 

@@ -94,6 +94,8 @@ def percent(part: int, whole: int) -> str:
     return f"{value:.1f}%" if value < 10 or 99 < value < 100 else f"{value:.0f}%"
 
 
-def plural(number: int, noun: str) -> str:
-    """Write 1 line, 2 lines."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def plural(number: float, noun: str) -> str:
+    """Write 1 line, 2 batches, 0.5 epochs."""
+    count = f"{number:,}" if isinstance(number, int) else f"{number:,.3g}"
+    ending = "" if count == "1" else "es" if noun.endswith("tch") else "s"
+    return f"{count} {noun}{ending}"

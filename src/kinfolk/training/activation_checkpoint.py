@@ -17,15 +17,19 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import executed_layers, has_static_shapes
 
 
-def checkpoint_activations(model: nn.Module) -> None:
-    """Let every layer of the stacks in a model run again in the backward pass."""
-    layers = executed_layers(model)
-    if not layers or not has_static_shapes(model):
+def check_recomputed(model: nn.Module) -> None:
+    """Refuse networks whose layers cannot run again."""
+    if not executed_layers(model) or not has_static_shapes(model):
         raise UserError(
             "train.checkpoint_activations=yes: the layers of recurrent networks are not run again, "
-            "since they would read every text twice; leave it at no"
+            "since they would read every text twice; leave it off"
         )
-    for layer in layers:
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let every layer of the stacks in a model run again in the backward pass."""
+    check_recomputed(model)
+    for layer in executed_layers(model):
         if "forward" not in vars(layer):
             vars(layer)["forward"] = partial(run_again, layer, layer.forward)
 

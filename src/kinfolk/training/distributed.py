@@ -150,18 +150,24 @@ class Processes:
             )
         return rows // count
 
+    def own_device(self, device: torch.device) -> torch.device:
+        """Return the device of this process, of those of the machine."""
+        if not self.several or device.type != "cuda":
+            return device
+        if self.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"{self.local_count} processes on a machine with "
+                f"{torch.cuda.device_count()} CUDA devices: start one for each device"
+            )
+        return torch.device("cuda", self.local_rank)
+
     def connect(self, device: torch.device) -> torch.device:
         """Wait for the other processes; return the device of this one."""
         if not self.several:
             return device
+        device = self.own_device(device)
         cuda = device.type == "cuda"
         if cuda:
-            if self.local_rank >= torch.cuda.device_count():
-                raise UserError(
-                    f"{self.local_count} processes on a machine with "
-                    f"{torch.cuda.device_count()} CUDA devices: start one for each device"
-                )
-            device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
         if not dist.is_initialized():
             dist.init_process_group(

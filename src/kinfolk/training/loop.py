@@ -147,6 +147,7 @@ class TrainLoop:
     watch: Watch | None = None
     memory: Callable[[], Mapping[str, float]] = dict  # bytes, for the log of speed
     processes: Processes = Processes()  # that run this loop together
+    saves_alone: bool = True  # process 0 has all that a checkpoint holds
     # Signals that stop all of them before the next step.
     received: list[int] = field(default_factory=list)
 
@@ -191,12 +192,30 @@ class TrainLoop:
             lost_worker = isinstance(error, RuntimeError)
             if lost_worker and not is_lost_worker(error):
                 raise
-            # Saving may need the other processes, which do not know of a lost worker.
-            if self.global_step > saved and not (lost_worker and self.processes.several):
-                self.write(False)
+            # Other processes do not know of a lost worker; of a lost process some know, and the
+            # others wait in the exchange that it has left.
+            lost = lost_worker or isinstance(error, LostProcessError)
+            alone = self.saves_alone if not lost_worker else not self.processes.several
+            if self.global_step > saved and (alone or not lost):
+                self._write_before_the_end(error)
                 self.save(self.global_step, self.evaluation if self.is_new_best() else None)
             if lost_worker:
                 raise LostWorkerError(str(error)) from error
+            raise
+
+    def _write_before_the_end(self, error: BaseException) -> None:
+        """Write the pending lines of a run that a signal or a lost process ends.
+
+        One of them may be of a loss that is not finite, after which the run goes on without its
+        batch: the signal is then raised again before the next step.
+        """
+        try:
+            self.write(False)
+        except NonFiniteError:
+            if isinstance(error, Terminated):
+                self.received.append(error.signal)
+            elif isinstance(error, KeyboardInterrupt):
+                self.received.append(signal.SIGINT)
             raise
 
     def timed(self, batches: Iterable[Sequence[Batch[Any]]]) -> Iterator[Sequence[Batch[Any]]]:

@@ -41,6 +41,7 @@ class Muon(torch.optim.Optimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "sizes": None,
+            "fused": True,  # without it, load_state_dict leaves `step` on the CPU
         }
         super().__init__(params, defaults)
 

@@ -111,7 +111,7 @@ class Run:
         if state.get("finished") and all((folder / name).is_file() for name in kind.results):
             raise UserError(
                 f"run {folder} is complete ({state['step']} steps): start a new run with more "
-                "--steps or --epochs to train longer"
+                f"--steps or --epochs to train longer, or one that continues from {folder}"
             )
         run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
         if newest is not None:
@@ -230,9 +230,9 @@ class Run:
                 self.received += received
 
     def _train_to_end(self) -> None:
-        train, cuda = self.work.train, self.device.type == "cuda"
-        self.work.dropped = self.dropped
-        self.work.model.train()
+        work, train, cuda = self.work, self.work.train, self.device.type == "cuda"
+        work.dropped = self.dropped
+        work.model.train()
         with self._open_log() as self.log:
             loop = TrainLoop(
                 train=train,
@@ -248,6 +248,7 @@ class Run:
                 watch=self._watch(),
                 memory=partial(memory_values, self.device),
                 processes=self.processes,
+                saves_alone=self.shards is None and work.shard is None and work.memory is None,
                 received=self.received,
             )
             try:
@@ -274,7 +275,8 @@ class Run:
         if count >= MAX_IN_A_ROW:
             raise UserError(
                 f"{error.what} at step {error.step}, after {count} batches that were left out "
-                f"since step {start}: the cause is not in one batch. {self.remedy()}"
+                f"since step {start}: the cause is not in one batch. {self.remedy()}. To train on "
+                f"these batches again, remove {self.folder / log.ALARMS} before"
             ) from error
         action = "its update was dropped"
         if train.on_nan == "rollback":
@@ -490,8 +492,12 @@ class Run:
         """Return how to resume a run whose loss, gradient or weights are not finite."""
         train, newest = self.work.train, checkpoint.latest_valid(self.folder)
         step = 0 if newest is None else checkpoint.checkpoint_step(newest)
+        matrices = ""
+        if train.optimizer == "muon":
+            matrices = f" and train.matrix_lr (now {train.matrix_lr:g})"
         return (
-            f"Lower train.lr (now {train.lr:g}) or raise train.warmup (now {train.warmup}) in "
+            f"Lower train.lr (now {train.lr:g}){matrices} or raise train.warmup (now "
+            f"{train.warmup}) in "
             f"{self.folder / 'recipe.json'}, then resume from step {step}: "
             f"{self.resume_command()}"
         )

@@ -27,10 +27,19 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import StagedLayer, has_static_shapes, stacked_layers
-from kinfolk.training.distributed import Processes, connection, local, model_connection
+from kinfolk.training.distributed import Processes, local, model_connection
 
 # Whole tensors, one at a time, in the host memory of process 0.
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def check_sharded(learner: nn.Module) -> None:
+    """Refuse networks whose parameters cannot be divided."""
+    if not has_static_shapes(learner):
+        raise UserError(
+            "train.parallel=fsdp: recurrent layers keep their weights outside of their "
+            "parameters, which cannot be divided; use train.parallel=ddp"
+        )
 
 
 class Shards:
@@ -45,11 +54,7 @@ class Shards:
         compiled: bool = False,
         dynamic: bool = False,  # shapes differ from batch to batch, where layers are compiled
     ) -> None:
-        if not has_static_shapes(learner):
-            raise UserError(
-                "train.parallel=fsdp: recurrent layers keep their weights outside of their "
-                "parameters, which cannot be divided; use train.parallel=ddp"
-            )
+        check_sharded(learner)
         # A loss may be a view of a tensor; nothing is changed in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         if compiled:
@@ -79,7 +84,7 @@ class Shards:
 
         All processes must enter the block.
         """
-        with connection():
+        with model_connection():
             weights: Any = get_model_state_dict(self.learner, options=WHOLE)
         if self.processes.is_first:
             self.whole.load_state_dict(weights, assign=True)
@@ -92,7 +97,7 @@ class Shards:
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state of all processes as one would have it, in process 0."""
         names = {parameter: name for name, parameter in self.learner.named_parameters()}
-        with connection():
+        with model_connection():
             state: Any = get_optimizer_state_dict(self.learner, optimizer, options=WHOLE)
         if not self.processes.is_first:
             return {}

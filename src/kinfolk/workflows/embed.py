@@ -10,6 +10,7 @@ networks, encoder-decoders).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -34,11 +35,12 @@ from kinfolk.tasks.rows import LabelledText
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.load import load
-from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
+from kinfolk.workflows.vector_transforms import ModelReference, TransformSpec, VectorTransforms
 
 Vectors = NDArray[np.float32]  # (texts, size)
 VectorPooling = Literal["mean", "cls", "last", "max"]
 POOLINGS: tuple[VectorPooling, ...] = ("mean", "cls", "last", "max")
+SHORT_TEXT = "a"  # fits into every context
 TEXTS_PER_CHUNK = 4096  # encoded at a time, so that memory does not grow with a file
 
 
@@ -108,13 +110,20 @@ class Embedder:
         assert isinstance(formulation, FeatureClassifier)
         network = network.to(select_device(device)).eval()
         embedder = cls(network, loaded, formulation, chosen, (), ())
-        sizes = tuple(layer.shape[-1] for layer in embedder.all_layers("a"))
+        sizes = tuple(layer.shape[-1] for layer in embedder.all_layers(SHORT_TEXT))
         return replace(embedder, layers=parse_layers(layers, sizes), sizes=sizes)
 
     @property
     def size(self) -> int:
         """The size of the vectors."""
         return self.sizes[self.layers[0]]
+
+    @cached_property
+    def reference(self) -> ModelReference:
+        """What tells the network and its tokenizer from others, for these layers."""
+        layers = self.all_layers(SHORT_TEXT)
+        mean = torch.stack([layers[n][0].double().mean(0) for n in self.layers]).mean(0)
+        return ModelReference(self.network.family_name, mean.cpu())
 
     @property
     def max_length(self) -> int:
@@ -335,9 +344,11 @@ def embed(
         length=length,
         device=device,
     )
-    vectors = embedder.embed(texts, strict=strict).vectors
     if saved is not None:
         saved.check(embedder.pooling, embedder.layers)
+        saved.check_model(embedder.reference)
+    vectors = embedder.embed(texts, strict=strict).vectors
+    if saved is not None:
         return saved(vectors)
     if not spec.names:
         return vectors

@@ -139,7 +139,7 @@ def finetune(
         backbone = build_fresh_model(recipe)
     processes = Processes.from_environment()
     work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides, processes=processes)
-    estimate = check_finetuning(work.model, work.train, out)
+    estimate = check_finetuning(work.model, work.train, out, processes=processes)
     if processes.is_first:
         announce(estimate, callbacks)
     run = Run.start(work, out, callbacks)
@@ -223,7 +223,8 @@ class FineTuneWorkload(Workload):
         hub.bind_tokenizer(model, tokenizer)
         if fresh:
             self.report_messages(self.objective.prepare(model, tokenizer))
-        self.model = model.to(device)
+        # Sharded, layer by layer: no device must hold all weights.
+        self.model = model if self.train.parallel == "fsdp" else model.to(device)
         if config.noisy_tune:
             added = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
             noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=added)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kinfolk.config import suggestions
 from kinfolk.errors import UserError
 from kinfolk.files import TRAINING_STATE, checksum_fault, folder_lock
 
@@ -96,16 +97,21 @@ def model_or_family(model: str) -> str:
     try:
         check_name(model)
     except UserError as error:
-        if model.partition("/")[0] in index():
+        family_name, known = model.partition("/")[0], index()
+        if family_name in known:
             raise
-        return str(download_model(model, error))
+        # roberta-large is near roberta, and is a name of the hub: only gtp2 is misspelled.
+        on_hub = any(model.startswith(f"{name}-") for name in known)
+        misspelled = not on_hub and bool(suggestions(family_name, [*known]))
+        return str(download_model(model, error, misspelled=misspelled))
     return model
 
 
-def download_model(name: Path | str, error: UserError) -> Path:
+def download_model(name: Path | str, error: UserError, *, misspelled: bool = False) -> Path:
     """Return the folder of a model on the Hugging Face hub; raise the error where it has none.
 
-    A path into an existing folder, or into one of the usual names, is no such name.
+    A path into an existing folder, or into one of the usual names, is no such name. The error about
+    a misspelled family names the right one, and nothing is added about the hub.
     """
     name = str(name)
     owner = name.rpartition("/")[0]
@@ -120,6 +126,8 @@ def download_model(name: Path | str, error: UserError) -> Path:
             snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=["onnx/*"])
         )
     except Exception as reason:  # of the library and of its HTTP client
+        if misspelled:
+            raise error from reason
         absent = type(reason).__name__ in ("RepositoryNotFoundError", "HFValidationError")
         answer = "has no model of this name" if absent else f"cannot be reached: {advice}"
         raise UserError(f"{error}; the Hugging Face hub {answer}") from reason

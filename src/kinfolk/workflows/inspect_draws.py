@@ -83,6 +83,8 @@ class InspectedText:
             return self.encoded, []
         found, _ = encode_documents(self.tokenizer, [*self.documents, OTHER_DOCUMENT])
         assert isinstance(found, InMemoryDocuments)
+        if len(self.encoded.ends) < 2:  # the text of a single sentence has no other second text
+            return found, []
         note = (
             f'Second texts that do not follow are drawn from another document: "{OTHER_DOCUMENT}"'
         )

@@ -187,7 +187,7 @@ def facts_of(draw: Draw) -> list[tuple[str, str]]:
         return []
     words = SOP_LABELS if isinstance(draw.objective, SOP) else NSP_LABELS
     labels = [e.sequence_label for row in draw.rows for e in row]
-    none = "none: a single sentence is no pair"
+    none = "none: both texts are parts of a single sentence, whose order is not asked"
     return [
         (f"sequence_label of text {number}", none if label == IGNORE_INDEX else words[label])
         for number, label in enumerate(labels, start=1)

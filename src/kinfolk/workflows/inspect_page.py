@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kinfolk.errors import UserError
-from kinfolk.families import families, family
+from kinfolk.families import family, index
 from kinfolk.families.base import Family
 from kinfolk.families.ngram import NGramConfig
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
@@ -50,6 +50,12 @@ def split_documents_of(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in re.split(r"\n\s*\n", text) if part.strip())
 
 
+def inspected_families() -> list[str]:
+    """Return the families of a page without names: those with an objective, and cross-view's."""
+    found = index().items()
+    return [name for name, one in found if one.objectives or "cross_view" in one.capabilities]
+
+
 def inspect_page(
     text: str,
     names: Sequence[str] = (),
@@ -65,9 +71,10 @@ def inspect_page(
         raise UserError("the text is empty: give some words")
     shared = load_tokenizer(tokenizer) if tokenizer else words_of([*documents, target or ""])
     check_size(documents, shared)
-    subjects = [open_subject(name, shared, given=tokenizer is not None) for name in names]
-    if not names:
-        subjects = [open_subject(name, shared, given=False) for name in families()]
+    chosen = list(dict.fromkeys(names or inspected_families()))
+    titles = model_names([name for name in names if Path(name).exists()])
+    given = tokenizer is not None
+    subjects = [open_subject(name, titles.get(name), shared, given=given) for name in chosen]
     objectives: list[ObjectiveView] = []
     models, costs, notes = [], [], list[str]()
     for subject in subjects:
@@ -95,7 +102,7 @@ def inspect_page(
         facts=[
             ("tokens", f"{len(ids):,}"),
             ("documents", str(len(documents))),
-            ("tokenizer", f"{shared.kind}, {shared.vocab_size:,} ids"),
+            *tokenizer_facts(shared, subjects),
             ("seed", str(seed)),
         ],
         notes=notes,
@@ -132,13 +139,37 @@ def token_spans(
     return ids, spans
 
 
-def open_subject(name: str, shared: Tokenizer, *, given: bool) -> Subject:
-    """Open FAMILY[/SIZE] or the folder of a trained model."""
-    if Path(name).exists():
+def tokenizer_facts(shared: Tokenizer, subjects: Sequence[Subject]) -> list[tuple[str, str]]:
+    """Name the tokenizer of the text and of families, and those of models that have their own."""
+    own = [one for one in subjects if one.tokenizer.fingerprint != shared.fingerprint]
+    if len(own) < len(subjects):
+        named = [("tokenizer of the others" if own else "tokenizer", shared)]
+    else:
+        named = [("tokenizer of the text above", shared)]
+    named += [(f"tokenizer of {one.name}", one.tokenizer) for one in own]
+    return [(name, f"{one.kind}, {one.vocab_size:,} ids") for name, one in named]
+
+
+def model_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return the shortest end of each path that no other path has; a checkpoint names its run."""
+    parts = {path: Path(path).absolute().parts for path in paths}
+    names = {}
+    for path, own in parts.items():
+        others = [other for other in parts.values() if other != own]
+        size = 3 if own[-2:-1] == ("checkpoints",) else 1
+        while size < len(own) and any(other[-size:] == own[-size:] for other in others):
+            size += 1
+        names[path] = str(Path(*own[-size:]))
+    return names
+
+
+def open_subject(name: str, title: str | None, shared: Tokenizer, *, given: bool) -> Subject:
+    """Open FAMILY[/SIZE], or the folder of a trained model, which has a title."""
+    if title is not None:
         model, own = load(name, shared if given else None)
         kind = family(model.family_name)
         config = model.config.pretrained
-        return Subject(Path(name).name, kind, config, own, model)
+        return Subject(title, kind, config, own, model)
     family_name, _, size = name.partition("/")
     kind = family(family_name)
     size = size or INSPECTED_SIZE

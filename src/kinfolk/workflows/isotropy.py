@@ -4,6 +4,7 @@ texts -> hidden states of every layer -> token and text vectors -> metrics.isotr
 pairs of texts with scores -> cosines -> Spearman correlation, before and after each transform
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,8 +25,11 @@ from kinfolk.metrics.isotropy import Isotropy, alignment, measure_isotropy, pair
 from kinfolk.metrics.metric import Statistics
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.vector_transforms import TooFewTextsError
 from kinfolk.reports.isotropy_page import IsotropyPage
 from kinfolk.tasks.dataset import task_dataset
+from kinfolk.tasks.formats.detect import first_spec
+from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.embed import Embedder, Vectors
 from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
@@ -234,6 +238,11 @@ def compare_transforms(
                 fitted = VectorTransforms.fit(
                     spec, texts, embedder.pooling, embedder.layers, seed=seed
                 )
+            except TooFewTextsError as error:
+                notes.append(
+                    f"{spec.names[0]} is left out: it {error.reason}; give more texts with --text"
+                )
+                continue
             except UserError as error:
                 notes.append(f"{spec.names[0]} is left out: {error}")
                 continue
@@ -281,18 +290,42 @@ def embedding_isotropy(
 
 def read_pairs(file: Path | str, columns: str | None = None) -> list[tuple[str, str, float]]:
     """Read pairs of texts with a number each, from a table or JSON lines."""
-    rows = task_dataset(file, task="regression", columns=columns).rows
+    check_pair_columns(file, columns)
+    # Scores are read as text, and parsed here: the messages of a regression name other options.
+    rows = task_dataset(file, task="classification", columns=columns).rows
     if not rows:
         raise UserError(f"{file} has no rows: pass pairs of texts with a score each")
-    if any(len(row.texts) != 2 for row in rows):
-        raise UserError(
-            f"{file} has {len(rows[0].texts)} text per row: name both and the score, such as "
-            "--columns sentence1,sentence2,score"
-        )
     labelled = [row for row in rows if row.label is not None]
     if not labelled:
         raise UserError(f"{file} has no scores: add a number to each pair")
-    return [(*row.texts, row.label) for row in labelled]
+    return [(*row.texts, parse_score(row.label, row.number, file)) for row in labelled]
+
+
+def check_pair_columns(file: Path | str, columns: str | None) -> None:
+    """Refuse columns that are not two texts and a score, those given or those detected."""
+    advice = "name two texts and a score, such as --columns sentence1,sentence2,score"
+    if columns is not None:
+        names = columns.split(",")
+        if len(names) != 3 or not all(name.strip() for name in names):
+            raise UserError(f"--columns {columns} are no pairs with scores: {advice}")
+        return
+    found = first_spec(LabelledFile(file))
+    known = found is not None and found.task in ("classify", "regress") and found.columns
+    if not known or len(known.texts) != 2 or known.label is None:
+        raise UserError(f"{file} has no columns that are clearly pairs with scores: {advice}")
+
+
+def parse_score(text: str, row: int, file: Path | str) -> float:
+    """Return a score; refuse one that is no finite number."""
+    try:
+        score = float(text)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise UserError(
+            f"the score in row {row:,} of {file} is {text!r}, not a number: fix or remove the row"
+        )
+    return score
 
 
 def isotropy_page(result: IsotropyResult) -> IsotropyPage:

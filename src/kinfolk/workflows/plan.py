@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from kinfolk.config import type_name
+from kinfolk.config import did_you_mean, type_name
 from kinfolk.errors import UserError
-from kinfolk.families import check_name, family
+from kinfolk.families import check_indexed, check_name, families, family, index
 from kinfolk.nn.embeddings import AdaptiveEmbedding, TokenEmbedding
 from kinfolk.training.config import Optimizer
 from kinfolk.training.device_specs import CPU, DeviceSpec, check_device_name
@@ -20,11 +20,11 @@ from kinfolk.workflows.plan_memory import (
     MAX_TENSOR,
     DeviceMemory,
     MemoryPlanner,
-    Strategy,
     divisors,
 )
 from kinfolk.workflows.plan_speed import device_spec, usual_share, with_memory
 from kinfolk.workflows.plan_step import SPECIAL_TOKENS, PlannedStep
+from kinfolk.workflows.plan_strategy import Strategy
 from kinfolk.workflows.recipe import default_length
 
 OPTIMAL_TOKENS = 20  # of a parameter, for the least loss of a compute budget: Hoffmann et al. 2022
@@ -78,7 +78,7 @@ class TrainingPlan:
     cost: float | None  # None without a price
     memory: DeviceMemory  # of the chosen strategy
     fits: bool
-    strategies: tuple[DeviceMemory, ...]  # in pairs, without and with activation checkpointing
+    strategies: tuple[DeviceMemory, ...]  # each without activation checkpointing, then with it
     capacity: int  # bytes of a device that training may use
     disk: DiskUse
     alternative: DeviceMemory | None  # that fits, where the chosen strategy does not
@@ -132,7 +132,7 @@ def plan(
 ) -> TrainingPlan:
     """Plan a pretraining run: parameters, FLOPs, hours, memory of a device, disk.
 
-    `plan("gpt3/gpt3-175b", tokens=300e9, devices=1024, gpu="h100", parallel="fsdp", tensor=8)`
+    `plan("gpt3/gpt3-175b", tokens=300e9, devices=1024, gpu="h100", parallel="fsdp")`
 
     Nothing is trained or allocated. Batch size, length and optimizer are those of the size unless
     they are given; `mfu` is the share of the device's peak speed.
@@ -141,7 +141,7 @@ def plan(
     check_device_name(gpu)
     chosen_precision = check_choice("precision", precision, ("auto", "bfloat16", "float32"))
     check_choice("parallel", parallel, ("ddp", "fsdp"))
-    check_name(model)
+    check_planned(model)
     family_name, _, size = model.partition("/")
     chosen, size = family(family_name), size or "tiny"
     if chosen.model.gradient_free is not None:
@@ -154,7 +154,7 @@ def plan(
         *(devices, "fsdp" if parallel == "fsdp" else "ddp", tensor, pipeline),
         checkpoint_activations=checkpoint_activations,
     )
-    strategy.check(chosen.config(size), rows)
+    strategy.check(rows, gradient_accumulation)
     device = device_spec(gpu)
     if memory is not None:
         device = with_memory(device, memory)
@@ -172,6 +172,7 @@ def plan(
     )
     capacity = device.memory - (0 if gpu == CPU else RESERVED)
     planner = MemoryPlanner(step, rows, gradient_accumulation, capacity)
+    planner.check(strategy)
     used = planner.memory(strategy)
     fits = planner.fits(used)
     other = None if fits else next(planner.alternatives(strategy), None)
@@ -255,6 +256,17 @@ def planned_step(
     )
 
 
+def check_planned(model: str) -> None:
+    """Refuse what is no FAMILY/SIZE; name only families that have a plan."""
+    family_name, _, _ = model.partition("/")
+    if family_name in index():
+        return check_name(model)
+    check_indexed(family_name)
+    trained = [name for name, known in families().items() if known.model.gradient_free is None]
+    close = did_you_mean(family_name, trained)
+    raise UserError(f"{model} is no family: kinfolk plan takes FAMILY/SIZE; {close}")
+
+
 def check_amounts(
     tokens: float, corpus_tokens: float | None, mfu: float | None, price: float | None
 ) -> None:
@@ -305,28 +317,29 @@ def disk_use(step: PlannedStep, corpus_tokens: float, keep_checkpoints: int) -> 
 
 
 def usual_strategies(planner: MemoryPlanner, chosen: Strategy) -> Iterator[DeviceMemory]:
-    """Yield the memory of each way to use as many devices, without and with checkpointing."""
-    config, devices = planner.step.config, chosen.devices
-    layers = int(vars(config).get("num_layers", 1))
-    splits = [n for n in divisors(math.gcd(devices, config.num_heads)) if n <= MAX_TENSOR]
-    stages = [n for n in divisors(math.gcd(devices, layers)) if n <= MAX_TENSOR]
-    ways = dict.fromkeys(
-        (
-            Strategy(devices),
-            Strategy(devices, "fsdp"),
-            Strategy(devices, "ddp", tensor=max(splits)),
-            Strategy(devices, "ddp", pipeline=max(stages)),
-            Strategy(devices, "fsdp", tensor=max(splits)),
-            replace(chosen, checkpoint_activations=False),
-        )
+    """Yield the memory of each way that a run accepts, without and with checkpointing."""
+    devices = chosen.devices
+    shares = [n for n in divisors(devices) if n <= MAX_TENSOR]
+    tensor = [way for n in shares if planner.accepts(way := Strategy(devices, tensor=n))]
+    layers = int(vars(planner.step.config).get("num_layers", 1))
+    depths = [n for n in shares if layers % n == 0]  # stages of as many layers wait least
+    stages = [way for n in depths if planner.accepts(way := Strategy(devices, pipeline=n))]
+    both = [replace(way, pipeline=n) for way in tensor[-1:] for n in depths]
+    ways = (
+        Strategy(devices),
+        Strategy(devices, "fsdp"),
+        *tensor[-1:],
+        *stages[-1:],
+        *[way for way in both if planner.accepts(way)][-1:],
+        replace(chosen, checkpoint_activations=False),
     )
     seen = set[str]()
     for way in ways:
-        if planner.batch_size % way.replicas or way.words in seen:
+        if way.words in seen or not planner.accepts(way):
             continue
         seen.add(way.words)
-        for checkpoint in (False, True):
-            yield planner.memory(replace(way, checkpoint_activations=checkpoint))
+        lighter = replace(way, checkpoint_activations=True)
+        yield from (planner.memory(each) for each in (way, lighter) if planner.accepts(each))
 
 
 def smaller_size(model: str, planner: MemoryPlanner, strategy: Strategy) -> str | None:
@@ -345,10 +358,11 @@ def smaller_size(model: str, planner: MemoryPlanner, strategy: Strategy) -> str 
             bfloat16=given.bfloat16,
             optimizer=given.optimizer,
         )
-        weights = 4 * step.parameters / lighter.devices  # of any strategy, at least
-        if weights > planner.capacity or sizes[name].num_heads % lighter.tensor:
+        if 4 * step.parameters / strategy.devices > planner.capacity:  # weights, at least
             continue
-        if planner.fits(replace(planner, step=step).memory(lighter)):
+        other = replace(planner, step=step)
+        way = lighter if other.accepts(lighter) else strategy
+        if other.accepts(way) and other.fits(other.memory(way)):
             return f"{family_name}/{name}"
     return None
 
@@ -373,6 +387,8 @@ def sentences_about(plan: TrainingPlan) -> Iterator[str]:
     if (other := plan.alternative) is not None:
         yield f"would fit, with {other.total / 1e9:,.1f} GB: {other.strategy.options}"
     elif plan.smaller_size is not None:
-        yield f"a smaller size would fit: {plan.smaller_size} with --checkpoint-activations"
+        again = any(way.strategy.checkpoint_activations for way in plan.strategies)
+        lighter = " with --checkpoint-activations" if again else ""
+        yield f"a smaller size would fit: {plan.smaller_size}{lighter}"
     else:
         yield "nothing that was tried fits: use a GPU with more memory, or a shorter --length"

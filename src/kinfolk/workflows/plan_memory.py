@@ -14,87 +14,14 @@ Sizes follow from the trace of one step. Assumed of each way:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from kinfolk.errors import UserError
-from kinfolk.nn.language_model import ModelConfig
 from kinfolk.training.trace import StepTrace
 from kinfolk.workflows.plan_step import PlannedStep
+from kinfolk.workflows.plan_strategy import MAX_DEVICES, Strategy
 
-Parallel = Literal["ddp", "fsdp"]
-MAX_DEVICES = 2**20
 MAX_TENSOR = 8  # devices of a machine: tensor parallelism needs their fast links
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """How a model is trained on several devices."""
-
-    devices: int = 1
-    parallel: Parallel = "ddp"
-    tensor: int = 1
-    pipeline: int = 1
-    checkpoint_activations: bool = False
-
-    @property
-    def replicas(self) -> int:
-        """The number of shares that the rows of a step are divided into."""
-        return self.devices // (self.tensor * self.pipeline)
-
-    @property
-    def words(self) -> str:
-        """The strategy in words: `fsdp, tensor 8, pipeline 4`."""
-        parts = [
-            self.parallel if self.replicas > 1 else "",
-            f"tensor {self.tensor}" if self.tensor > 1 else "",
-            f"pipeline {self.pipeline}" if self.pipeline > 1 else "",
-        ]
-        return ", ".join(part for part in parts if part) or "one device"
-
-    @property
-    def options(self) -> str:
-        """The options of `kinfolk plan` that choose it."""
-        parts = [
-            f"--devices {self.devices}",
-            f"--parallel {self.parallel}" if self.parallel != "ddp" else "",
-            f"--tensor {self.tensor}" if self.tensor > 1 else "",
-            f"--pipeline {self.pipeline}" if self.pipeline > 1 else "",
-            "--checkpoint-activations" if self.checkpoint_activations else "",
-        ]
-        return " ".join(part for part in parts if part)
-
-    def check(self, config: ModelConfig, batch_size: int) -> None:
-        """Refuse devices, heads or layers that cannot be divided like this."""
-        heads, layers = config.num_heads, vars(config).get("num_layers", 1)
-        for name, value in (("devices", self.devices), ("tensor", self.tensor)):
-            if not 1 <= value <= MAX_DEVICES:
-                raise UserError(f"--{name} must be from 1 to {MAX_DEVICES:,} (got {value})")
-        if heads % self.tensor:
-            raise UserError(
-                f"--tensor {self.tensor} does not divide the {heads} attention heads of "
-                f"{config.family_name}: use a divisor of {heads}"
-            )
-        if not 1 <= self.pipeline <= layers:
-            raise UserError(
-                f"--pipeline must be from 1 to the {layers} layers of the network (got "
-                f"{self.pipeline})"
-            )
-        shares = self.tensor * self.pipeline
-        if shares > self.devices:
-            raise UserError(
-                f"--tensor {self.tensor} and --pipeline {self.pipeline} need {shares} devices, and "
-                f"there are {self.devices}: raise --devices, or lower one of them"
-            )
-        if self.devices % shares:
-            raise UserError(
-                f"--devices {self.devices} is no multiple of --tensor {self.tensor} times "
-                f"--pipeline {self.pipeline}: use a multiple of {shares}"
-            )
-        if batch_size % self.replicas:
-            raise UserError(
-                f"--batch {batch_size} cannot be shared equally by {self.replicas} replicas of the "
-                f"model: use a multiple of {self.replicas}, or other --devices"
-            )
+MAX_MORE = 2**13  # times as many devices that may be named as what would fit
 
 
 @dataclass(frozen=True)
@@ -135,14 +62,15 @@ def device_memory(
         """Return a layer's share on one device of those that divide its matrices."""
         return layer * (1 - matrices / max(in_layers, 1) * (1 - 1 / tensor))
 
-    weights = outside + divided(in_layers) / stages
+    deepest = -(-depth // stages) / depth if (depth := len(trace.layer_weights)) else 1 / stages
+    weights = outside + divided(in_layers) * deepest
     held, gathered = weights / max(trace.weights, 1), 0.0  # share of the parameters
     casts = held * trace.casts
     if strategy.parallel == "fsdp" and strategy.replicas > 1:
         held, casts = held / strategy.replicas, 0.0  # gathered in that format
         largest = divided(max(trace.layer_weights, default=0))
         gathered = (2 * outside + 3 * largest) * (0.5 if bfloat16 else 1.0)
-    in_flight = min(stages, gradient_accumulation) / stages
+    in_flight = min(stages, gradient_accumulation) * deepest
     saved = [layer.saved - layer.split * (1 - 1 / tensor) for layer in trace.layers]
     if strategy.checkpoint_activations:
         kept = sum(layer.inputs for layer in trace.layers) * in_flight + max(saved, default=0)
@@ -174,15 +102,23 @@ class MemoryPlanner:
         """Return whether the estimate is within the memory of a device."""
         return memory.total <= self.capacity
 
+    def check(self, strategy: Strategy) -> None:
+        """Refuse a strategy that a run of this step refuses."""
+        strategy.check(self.batch_size, self.gradient_accumulation)
+        strategy.check_network(self.step.model, self.step.optimizer)
+
+    def accepts(self, strategy: Strategy) -> bool:
+        """Return whether a run of this step accepts a strategy."""
+        try:
+            self.check(strategy)
+        except UserError:
+            return False
+        return True
+
     def memory(self, strategy: Strategy) -> DeviceMemory:
         """Return the memory with the largest micro-batch that fits, else with one row."""
         share = self.batch_size // strategy.replicas
         if self.gradient_accumulation is not None:
-            if share % self.gradient_accumulation:
-                raise UserError(
-                    f"--grad-accum {self.gradient_accumulation} does not divide the {share} rows "
-                    "of a replica: use a divisor of them"
-                )
             return self.with_rows(strategy, share // self.gradient_accumulation)
         found = self.with_rows(strategy, 1)
         # A pipeline with fewer micro-batches than stages leaves most of its devices idle.
@@ -204,29 +140,30 @@ class MemoryPlanner:
     def alternatives(self, strategy: Strategy) -> Iterator[DeviceMemory]:
         """Yield other strategies that fit, the closest to a given one first."""
         for other in dict.fromkeys(self.candidates(strategy)):
-            try:
-                other.check(self.step.config, self.batch_size)
-            except UserError:
-                continue
-            if self.fits(memory := self.memory(other)):
+            if self.accepts(other) and self.fits(memory := self.memory(other)):
                 yield memory
 
     def candidates(self, strategy: Strategy) -> Iterator[Strategy]:
         """Yield other ways on as many devices, then on more."""
-        sharded = replace(strategy, parallel="fsdp")
-        yield replace(strategy, checkpoint_activations=True)
-        yield sharded
-        yield replace(sharded, checkpoint_activations=True)
-        for tensor in (2, 4, MAX_TENSOR):
-            yield replace(sharded, tensor=tensor, checkpoint_activations=True)
+        sharded = replace(strategy, parallel="fsdp", tensor=1, pipeline=1)
+        copies = replace(strategy, parallel="ddp", checkpoint_activations=True)
+        lighter = replace(sharded, checkpoint_activations=True)
+        yield from (replace(strategy, checkpoint_activations=True), sharded, lighter)
+        yield from split_layers(replace(copies, checkpoint_activations=False))
+        yield from split_layers(copies)
         devices = 2 * strategy.devices
-        while devices <= min(MAX_DEVICES, self.batch_size * strategy.tensor * strategy.pipeline):
-            yield replace(sharded, devices=devices, checkpoint_activations=True)
+        while devices <= min(MAX_DEVICES, MAX_MORE * strategy.devices):
+            yield replace(lighter, devices=devices)
+            yield from split_layers(replace(copies, devices=devices))
             devices *= 2
-        for devices in (2**n for n in range(1, 15)):
-            if devices > strategy.devices:
-                more = replace(sharded, devices=devices, checkpoint_activations=True)
-                yield replace(more, tensor=MAX_TENSOR)
+
+
+def split_layers(strategy: Strategy) -> Iterator[Strategy]:
+    """Yield a strategy with layers shared by more devices, in more stages, and both."""
+    widths, depths = (2, 4, MAX_TENSOR), (2, 4, 8, 16, 32, 64)
+    yield from (replace(strategy, tensor=n, pipeline=1) for n in widths)
+    yield from (replace(strategy, tensor=1, pipeline=n) for n in depths)
+    yield from (replace(strategy, tensor=MAX_TENSOR, pipeline=n) for n in depths)
 
 
 def divisors(number: int) -> list[int]:

@@ -214,7 +214,7 @@ def load_predictor(
     if not isinstance(model, ModelWithHead):
         raise UserError(
             f"{path} was not fine-tuned: fine-tune it on labelled rows with kinfolk finetune, or "
-            "score it with a prompt: kinfolk evaluate --formulation prompt"
+            "score it with kinfolk evaluate and the formulation prompt"
         )
     return Predictor(model, tokenizer, formulation_of_hf_model(model, tokenizer))
 

@@ -19,14 +19,16 @@ from kinfolk.errors import UserError
 from kinfolk.families import family, index
 from kinfolk.machine import available_memory, free_disk
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, executed_layers
+from kinfolk.reports.page import plural
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.trace import LayerTrace, StepTrace, moment_bytes, tensor_bytes
 from kinfolk.training.workload import select_device, uses_bfloat16
 from kinfolk.workflows.evaluate import count_parameters
 from kinfolk.workflows.plan import EXTRA_CHECKPOINTS, OPTIMAL_TOKENS
-from kinfolk.workflows.plan_memory import DeviceMemory, MemoryPlanner, Strategy, device_memory
+from kinfolk.workflows.plan_memory import DeviceMemory, MemoryPlanner, device_memory
 from kinfolk.workflows.plan_step import PlannedStep
+from kinfolk.workflows.plan_strategy import Strategy
 from kinfolk.workflows.recipe import Recipe
 
 MAX_EXACT_ROWS = 64  # of a micro-batch; more are estimated
@@ -61,7 +63,7 @@ class Room:
         """Return what this machine has; processes on one CPU share its memory."""
         if device.type != "cuda":
             return cls("this machine", available_memory() // processes.local_count, free_disk(out))
-        own = torch.device("cuda", processes.local_rank) if processes.several else device
+        own = processes.own_device(device)
         # What torch has reserved in this process is used again.
         free = torch.cuda.mem_get_info(own)[0] + torch.cuda.memory_reserved(own)
         return cls(torch.cuda.get_device_name(own), free, free_disk(out))
@@ -129,7 +131,7 @@ def check_pretraining(
     known = "about" if traced else "at least"
     lines = (
         f"{recipe.name}: {step.parameters:,} parameters, {tokens:,} tokens in "
-        f"{tokens / max(corpus, 1):,.3g} epochs, {tokens / max(step.parameters, 1):,.3g} per "
+        f"{plural(tokens / max(corpus, 1), 'epoch')}, {tokens / max(step.parameters, 1):,.3g} per "
         f"parameter (compute-optimal: {OPTIMAL_TOKENS})",
         f"memory: {known} {format_bytes(memory.total)} of {format_bytes(room.memory)}; "
         f"disk: {disk}",
@@ -138,21 +140,30 @@ def check_pretraining(
 
 
 def check_finetuning(
-    model: LanguageModel, train: TrainConfig, out: Path, *, room: Room | None = None
+    model: LanguageModel,
+    train: TrainConfig,
+    out: Path,
+    *,
+    processes: Processes = Processes(),
+    room: Room | None = None,
 ) -> Preflight:
-    """Return the estimate of fine-tuning a model that is on its device; refuse what cannot fit.
+    """Return the estimate of fine-tuning a model that is built; refuse what cannot fit.
 
     Shapes differ from batch to batch, so that activations are not in it.
     """
     device = select_device(train.device)
     trace = parameter_trace(model, train)
     if room is None:
-        room = Room.here(device, out, Processes())
-        room = replace(room, memory=room.memory + trace.weights)
+        room = Room.here(device, out, processes)
+        if train.parallel == "ddp" or device.type == "cpu":  # it is in this memory
+            room = replace(room, memory=room.memory + trace.weights)
     parameters = count_parameters(model)
-    memory = f"{format_bytes(trace.sure)} of {format_bytes(room.memory)}"
-    if MARGIN * trace.sure > room.memory:
-        adafactor = "" if train.optimizer == "adafactor" else " or train.optimizer=adafactor"
+    sure = trace.sure // processes.count if train.parallel == "fsdp" else trace.sure
+    memory = f"{format_bytes(sure)} of {format_bytes(room.memory)}"
+    if MARGIN * sure > room.memory:
+        given = run_strategy(train, processes)
+        other = train.optimizer != "adafactor" and given.runs(model, "adafactor")
+        adafactor = " or train.optimizer=adafactor" if other else ""
         raise UserError(
             f"weights, gradients and moments of {parameters:,} parameters take {memory} on "
             f"{room.device}: use a smaller model{adafactor}, or a device with more memory"
@@ -193,17 +204,20 @@ def check_disk(
     saves = math.ceil(train.steps / train.save_every)
     sure = min(saves, train.keep_checkpoints + 1) - there
     most = min(saves, train.keep_checkpoints + EXTRA_CHECKPOINTS) - there
-    words = f"{max(most, 0)} checkpoints of {format_bytes(size)} of {format_bytes(room.disk)}"
+    words = f"{plural(most, 'checkpoint')} of {format_bytes(size)} of {format_bytes(room.disk)}"
+    if most <= 0:
+        words = "no more checkpoints"
     way_out = "free some space, lower train.keep_checkpoints, or choose a folder on another disk"
     if MARGIN * size * sure > room.disk:
         raise UserError(
-            f"the run writes {sure} checkpoints of {format_bytes(size)}, and the disk of {out} has "
-            f"{format_bytes(room.disk)} free: {way_out}"
+            f"the run writes {plural(sure, 'checkpoint')} of {format_bytes(size)}, and the "
+            f"disk of {out} has {format_bytes(room.disk)} free: {way_out}"
         )
     if size * most > room.disk:
         return words, [
-            f"the disk of {out} has {format_bytes(room.disk)} free, and {most} checkpoints may be "
-            f"kept at a time, with the best one, of {format_bytes(size)} each: {way_out}"
+            f"the disk of {out} has {format_bytes(room.disk)} free, and "
+            f"{plural(most, 'checkpoint')} may be kept at a time, with the best one, of "
+            f"{format_bytes(size)} each: {way_out}"
         ]
     return words, ()
 
@@ -217,8 +231,10 @@ def too_large(
             f"{name}: a step of {memory.rows:,} rows keeps {format_bytes(at_forward)}, and "
             f"{room.device} has {format_bytes(room.memory)}: use {lighter(memory, planner)}"
         )
-    ways = [f"fsdp on {count} devices" for count in sharded_devices(memory, room)]
-    own = planner.step.config
+    step, own = planner.step, planner.step.config
+    divisible = Strategy(parallel="fsdp").runs(step.model, step.optimizer)
+    counts = sharded_devices(memory, room) if divisible else ()
+    ways = [f"fsdp on {count} devices" for count in counts]
     ways += [f"the smaller size {smaller}" for smaller in smaller_sizes(name, own, memory, room)]
     ways += ["a device with more memory"]
     return (
@@ -231,9 +247,13 @@ def lighter(memory: DeviceMemory, planner: MemoryPlanner) -> str:
     """Return how the same step takes less memory: micro-batches, or checkpoints of activations."""
     fitting = planner.memory(memory.strategy) if planner.step.static else memory
     parts = fitting.gradient_accumulation
+    recomputed = replace(memory.strategy, checkpoint_activations=True)
+    again = "" if memory.strategy.checkpoint_activations else ", or train.checkpoint_activations"
+    if not recomputed.runs(planner.step.model, planner.step.optimizer):
+        again = ""
     if fitting.rows < memory.rows and planner.fits(fitting):
-        return f"train.gradient_accumulation={parts}, or train.checkpoint_activations"
-    return "a smaller batch with more gradient accumulation, or train.checkpoint_activations"
+        return f"train.gradient_accumulation={parts}{again}"
+    return f"a smaller batch with more gradient accumulation{again}"
 
 
 def sharded_devices(memory: DeviceMemory, room: Room) -> Iterable[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -47,6 +47,9 @@ MAX_COUNTED_TOKENS = 3_000_000  # whose 3-grams are counted during a run: some s
 
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
 
+if TYPE_CHECKING:
+    from kinfolk.workflows.preflight import Preflight
+
 
 def pretrain(
     recipe: Recipe | Path | str, out: Path | str, *, callbacks: Sequence[Callback] = ()
@@ -60,8 +63,9 @@ def pretrain(
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
     processes = process_grid(recipe)
-    before_training(recipe, out, callbacks, processes)
+    estimate = estimated(recipe, out, callbacks, processes)
     work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
+    announce_estimate(estimate, callbacks, processes)
     run = Run.start(work, out, callbacks)
     with exclusive_run(out) if processes.is_first else nullcontext():
         return run.fit()
@@ -88,18 +92,26 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
         return Run.resume(kind, recipe, out, callbacks).fit()
 
 
-def before_training(
+def estimated(
     recipe: Recipe, out: Path, callbacks: Sequence[Callback], processes: Processes
-) -> None:
-    """Refuse a run that cannot fit; process 0 reports what it is about to take."""
+) -> "Preflight | None":
+    """Return what a run is about to take; refuse one that cannot fit."""
     if recipe.model.counting_steps is not None:  # counts are on disk, and their size is not known
-        return
-    from kinfolk.workflows.preflight import announce, check_pretraining
+        return None
+    from kinfolk.workflows.preflight import check_pretraining
 
-    shown = callbacks if processes.is_first else ()
-    found = check_pretraining(recipe, out, processes=processes, described=bool(shown))
-    if processes.is_first:
-        announce(found, shown)
+    described = processes.is_first and bool(callbacks)  # otherwise nobody reads it
+    return check_pretraining(recipe, out, processes=processes, described=described)
+
+
+def announce_estimate(
+    estimate: "Preflight | None", callbacks: Sequence[Callback], processes: Processes
+) -> None:
+    """Report the estimate of a run, in process 0: the run is known to be right by then."""
+    if estimate is not None and processes.is_first:
+        from kinfolk.workflows.preflight import announce
+
+        announce(estimate, callbacks)
 
 
 def workload_of(recipe: Recipe) -> "type[PretrainWorkload]":
@@ -192,8 +204,10 @@ class PretrainWorkload(Workload):
         if newest is not None:
             check_resumed_recipe(folder, recipe, newest)
         processes = process_grid(recipe)
-        before_training(recipe, folder, callbacks, processes)
-        return cls(recipe, fresh=newest is None, callbacks=callbacks, processes=processes)
+        estimate = estimated(recipe, folder, callbacks, processes)
+        work = cls(recipe, fresh=newest is None, callbacks=callbacks, processes=processes)
+        announce_estimate(estimate, callbacks, processes)
+        return work
 
     def write_recipe(self, folder: Path) -> None:
         """Write recipe.json."""

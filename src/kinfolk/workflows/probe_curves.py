@@ -48,6 +48,7 @@ from kinfolk.workflows.span_probes import SpanProbeDataset, is_span_file, read_s
 
 SEEDS, N_RESAMPLES = 3, 500
 SPANS = "spans"  # the value of `task` for spans of CoNLL-U files
+PROBED = ("classification", "classify", "regression", "regress", "tagging", "tag")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class ProbeCurves:
     scores: tuple[ProbeCurve, ...]  # linear, mlp, and linear on random weights
     control: tuple[ProbeCurve, ...]  # accuracy on random labels; empty for numbers
     selectivity: tuple[ProbeCurve, ...]  # accuracy minus that
+    accuracy: tuple[ProbeCurve, ...]  # of the same probes, whatever the metric
     mix: ConfidenceInterval  # score of a linear probe on the learned mix of all layers
     mix_weights: tuple[float, ...]
     mix_center: float  # mean layer under the weights
@@ -159,6 +161,7 @@ def probe(
         ),
         control=linear.control_curves("linear") + hidden.control_curves("one hidden layer"),
         selectivity=linear.selectivity("linear") + hidden.selectivity("one hidden layer"),
+        accuracy=linear.accuracy("linear") + hidden.accuracy("one hidden layer"),
         mix=interval(dataset.metric, [mix]),
         mix_weights=tuple(mixed.mix_weights),
         mix_center=center_of_gravity(mixed.mix_weights),
@@ -171,6 +174,10 @@ def read_probe_rows(
     train: Any, dev: Any, test: Any, *, task: str | None, columns: str | None
 ) -> ProbeRows:
     """Read the rows of all splits; without test rows, the dev rows are halved."""
+    if task not in (None, "auto", SPANS) and task not in PROBED:
+        raise UserError(
+            f"--task {task} has no probes: choose classification, regression, tagging or spans"
+        )
     files = isinstance(train, Path | str)
     for file in (train, dev, test):
         if isinstance(file, Path | str) and not Path(file).is_file():
@@ -185,7 +192,7 @@ def read_probe_rows(
         if test is not None:
             named = dataset.file_spec.task
             found.append(labelled_rows(test, named, columns))
-    notes = []
+    notes = same_files(train, dev, test)
     if len(found) == 2:
         half = len(found[1]) // 2
         if not half:
@@ -198,6 +205,21 @@ def read_probe_rows(
         if not rows:
             raise UserError(f"probes need {name} rows, and there are none: give some")
     return ProbeRows(probed, (found[0], found[1], found[2]), tuple(notes))
+
+
+def same_files(train: Any, dev: Any, test: Any) -> list[str]:
+    """Return a sentence where a file of dev or test rows is one of those before it."""
+    known: dict[Path, str] = {}
+    for name, file in (("train", train), ("dev", dev), ("test", test)):
+        if not isinstance(file, Path | str):
+            continue
+        first = known.setdefault(Path(file).resolve(), name)
+        if first != name:
+            return [
+                f"--{first} and --{name} are the same file ({file}): scores are of rows that the "
+                "probes were fitted to, and too high"
+            ]
+    return []
 
 
 def labelled_rows(file: Any, task: str, columns: str | None) -> list[Any]:
@@ -256,6 +278,10 @@ class LayerFits:
     def curve(self, name: str) -> ProbeCurve:
         """Return the metric of every layer, a mean over seeds."""
         return curve(name, self.metric, self.statistics)
+
+    def accuracy(self, name: str) -> tuple[ProbeCurve, ...]:
+        """Return the accuracy on items: texts, words or spans."""
+        return accuracy_curve(name, self.hits)
 
     def control_curves(self, name: str) -> tuple[ProbeCurve, ...]:
         """Return the accuracy on the labels of control tasks."""

@@ -30,7 +30,10 @@ VOCAB_SIZE = 512
 LENGTH = 64
 HOLDOUT = 0.02
 MODELS = {
-    "gpt2/tiny": ["steps=500", "batch_size=32", "lr=4e-3", "warmup=50"],
+    "gpt2/tiny": [
+        *("optimizer=muon", "steps=1400", "batch_size=16", "lr=8e-3", "warmup=30"),
+        *("schedule=linear", "min_lr_ratio=0", "weight_decay=0"),
+    ],
     "bert/tiny": ["steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"],
     "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
 }

@@ -88,6 +88,11 @@ def is_span_file(path: Path) -> bool:
 def read_spans(path: Path) -> list[SpanRow]:
     """Read the rows of a file."""
     file = LabelledFile(path)
+    if not (is_conllu(file) or file.is_json):
+        raise UserError(
+            f"{path} is neither CoNLL-U nor JSON lines of spans: give one of them, or leave out "
+            "--task spans to probe tags or labels"
+        )
     rows = list(_edges(file) if is_conllu(file) else _records(file, path))
     if not rows:
         raise UserError(f"{path} has no labelled spans: see docs/embed.md for the format")

@@ -16,8 +16,10 @@ from kinfolk.generation.generate import generate_batches, limit_by_source
 from kinfolk.generation.prompts import EncodedPrompt, non_text_ids
 from kinfolk.metrics.text import BLEU
 from kinfolk.text import Tokenizer
-from kinfolk.training.run import Run
-from kinfolk.training.workload import select_device
+from kinfolk.training.distributed import Processes
+from kinfolk.training.loggers import check_installed
+from kinfolk.training.provenance import Provenance
+from kinfolk.training.workload import select_device, uses_bfloat16
 from kinfolk.workflows.folders import RESUME, check_new_folder
 from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.load import load
@@ -73,11 +75,9 @@ def prepare_translation_run(
             tokenizer=tokenizer if from_folder else None,
             settings=settings,
         )
-        with warnings.catch_warnings(action="ignore"):  # repeated when the run starts
-            # Refuses wrong settings.
-            checked = Run(PretrainWorkload(chosen, processes=process_grid(chosen)), out)
-        if checked.shards is not None:
-            checked.shards.close()
+        processes = process_grid(chosen)
+        check_translation(chosen, out, processes)
+        Provenance.of_this_process(processes).write(folder)
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
         chosen.write(folder / "recipe.json")
         (folder / PREFIX_FILE).write_text(texts.prefix, encoding="utf-8")
@@ -87,6 +87,22 @@ def prepare_translation_run(
         f"{corpus.vocab_size:,}"
     )
     return chosen
+
+
+def check_translation(chosen: Recipe, out: Path, processes: Processes) -> None:
+    """Refuse wrong settings of a run, in process 0 alone: nothing waits for other processes."""
+    train = chosen.train
+    check_installed(train.loggers)
+    processes.rows(train.batch_size, train.gradient_accumulation)
+    alone = replace(train, parallel="ddp", tensor=1, pipeline=1)
+    with warnings.catch_warnings(action="ignore"):  # repeated when the run starts
+        work = PretrainWorkload(replace(chosen, train=alone))
+    if processes.splits_model:
+        from kinfolk.training.model_shard import check_shards  # takes a second
+
+        check_shards(work.model, train, layer_lr_decay=work.layer_lr_decay)
+    device = select_device(train.device)
+    work.make_step(out, device, bfloat16=uses_bfloat16(train, device))
 
 
 def save_dev_pairs(files: ParallelText, prefix: str, path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.files import new_folder
@@ -27,6 +28,8 @@ from kinfolk.nn.vector_transforms import (
 )
 
 SETTINGS, TENSORS = "transform.json", "transform.safetensors"
+REFERENCE = "model.reference"  # the tensor of a ModelReference
+REFERENCE_TOLERANCE = 0.01  # of the norm; devices and precisions differ by less
 KINDS: dict[str, type[VectorTransform]] = {
     kind.kind: kind for kind in (Standardization, ComponentRemoval, Whitening, Flow)
 }
@@ -53,6 +56,25 @@ class TransformSpec:
 
 
 @dataclass(frozen=True, eq=False)
+class ModelReference:
+    """What tells the model of vectors from others: its family, and what it returns for one text.
+
+    Numbers that are compared within a tolerance hold on every device; a hash would not include the
+    tokenizer, or would differ for heads that are initialized when a folder is opened.
+    """
+
+    family: str
+    vector: Tensor  # of a fixed text: (size,)
+
+    def matches(self, other: "ModelReference") -> bool:
+        """Return whether both are of one model."""
+        if self.family != other.family or self.vector.shape != other.vector.shape:
+            return False
+        distance = (self.vector - other.vector).norm()
+        return bool(distance <= REFERENCE_TOLERANCE * self.vector.norm())
+
+
+@dataclass(frozen=True, eq=False)
 class VectorTransforms:
     """Transforms in their order, and the vectors that they were fitted on."""
 
@@ -60,6 +82,7 @@ class VectorTransforms:
     pooling: str
     layers: tuple[int, ...]
     texts: int  # that they were fitted on
+    model: ModelReference | None = None  # None for vectors that no model is known of
 
     @classmethod
     def fit(
@@ -69,6 +92,7 @@ class VectorTransforms:
         pooling: str = "mean",
         layers: Sequence[int] = (),
         *,
+        model: ModelReference | None = None,
         seed: int = 0,
     ) -> "VectorTransforms":
         """Fit each transform on what those before it return."""
@@ -90,7 +114,7 @@ class VectorTransforms:
             add(Whitening.fit(x))
         if spec.flow:
             add(Flow.fit(x, seed=seed))
-        return cls(tuple(steps), pooling, tuple(layers), len(vectors))
+        return cls(tuple(steps), pooling, tuple(layers), len(vectors), model)
 
     @property
     def input_size(self) -> int:
@@ -133,8 +157,20 @@ class VectorTransforms:
                 "same, or leave both out"
             )
 
-    def save(self, path: Path) -> None:
-        """Write a new folder."""
+    def check_model(self, model: ModelReference) -> None:
+        """Refuse the vectors of another model than it was fitted on."""
+        if self.model is None or self.model.matches(model):
+            return
+        known = f"a {self.model.family} model, and this is {model.family}"
+        if self.model.family == model.family:
+            known = f"another {model.family} model or tokenizer"
+        raise UserError(
+            f"the transform was fitted on vectors of {known}: use the model that it was fitted "
+            "with, or fit a new transform"
+        )
+
+    def save(self, path: Path, *, replace: bool = False) -> None:
+        """Write a new folder, or one in place of another saved transform."""
         settings = {
             "transforms": [step.kind for step in self.steps],
             "input_size": self.input_size,
@@ -142,12 +178,18 @@ class VectorTransforms:
             "pooling": self.pooling,
             "layers": list(self.layers),
             "texts": self.texts,
+            "family": None if self.model is None else self.model.family,
         }
         tensors = {
             f"{number}.{name}": value.contiguous().clone()
             for number, step in enumerate(self.steps)
             for name, value in step.tensors.items()
         }
+        if self.model is not None:
+            tensors[REFERENCE] = self.model.vector.contiguous().clone()
+        if replace and path.is_dir():  # other files stay, and are refused below
+            for name in (SETTINGS, TENSORS):
+                (path / name).unlink(missing_ok=True)
         with new_folder(path) as folder:
             save_file(tensors, folder / TENSORS)
             text = json.dumps(settings, indent=2) + "\n"
@@ -170,11 +212,14 @@ class VectorTransforms:
                     if name.startswith(f"{number}.")
                 }
                 steps.append(KINDS[kind].from_tensors(own))
+            family = settings.get("family")
+            model = None if family is None else ModelReference(str(family), tensors[REFERENCE])
             found = cls(
                 tuple(steps),
                 str(settings["pooling"]),
                 tuple(int(n) for n in settings["layers"]),
                 int(settings["texts"]),
+                model,
             )
             found.check_sizes()
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
@@ -191,3 +236,8 @@ class VectorTransforms:
             x = step(x)
         if not bool(x.isfinite().all()):
             raise ValueError("values that are not finite")
+
+
+def is_saved_transform(folder: Path) -> bool:
+    """Return whether a folder has the files of a saved transform, and no others."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} == {SETTINGS, TENSORS}
