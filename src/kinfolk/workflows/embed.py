@@ -98,6 +98,11 @@ class Embedder:
             raise UserError(
                 f"{family.name} models have no hidden states: embed with another family"
             )
+        if not family.objectives:
+            raise UserError(
+                f"{family.name} is not pretrained, and its network has no hidden states for a text "
+                "alone: embed with another family"
+            )
         chosen = next((known for known in POOLINGS if known == pooling), None)
         if chosen is None:
             raise UserError(f"unknown --pooling {pooling!r}: choose one of {', '.join(POOLINGS)}")
