@@ -153,7 +153,7 @@ def test_a_run_begins_with_its_size_and_ends_with_the_next_command(
         "gpt2/nano: 129,024 parameters, 512 tokens in 0.126 epochs, 0.00397"
     )
     assert re.fullmatch(
-        r"memory: about [\d.]+ MB of [\d.,]+ GB; disk: 1 checkpoints of 1.57 MB of [\d.,]+ [GT]B",
+        r"memory: about [\d.]+ MB of [\d.,]+ GB; disk: 1 checkpoint of 1.57 MB of [\d.,]+ [GT]B",
         estimate[1],
     )
     assert header[0] == f"gpt2/nano: {weights / 1e6:.1f}M parameters, objective clm, cpu fp32"
