@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 import kinfolk.attention_mask as sight_module
 from kinfolk.attention_mask import PADDING_ID, AttentionMask, block_mask_from_bounds
+from kinfolk.batch import Inputs
 from kinfolk.nn.attention import (
     FlexBlockSparse,
     MaskedSdpa,
@@ -103,6 +104,26 @@ def test_sight_across_two_streams_is_by_document() -> None:
         AttentionMask.bidirectional(row(0, 0, 1, PADDING_ID)),
     )
     assert torch.equal(target.dense(source)[0], table(expected))
+
+
+def test_padding_attends_to_some_encoder_token_also_where_these_have_no_padding() -> None:
+    decoder, encoder = row(0, 1, PADDING_ID), row(0, 0, 1, 1)
+    queries, keys = Inputs(
+        input_ids=decoder,
+        attention_mask=AttentionMask.causal(decoder),
+        position_ids=decoder,
+        encoder_inputs=Inputs(
+            input_ids=encoder,
+            attention_mask=AttentionMask.bidirectional(encoder),
+            position_ids=encoder,
+        ),
+    ).cross_masks()
+    expected = """
+        1 1 0 0
+        0 0 1 1
+        1 1 0 0
+    """
+    assert torch.equal(queries.dense(keys)[0], table(expected))
 
 
 def test_a_causal_sight_may_start_late() -> None:

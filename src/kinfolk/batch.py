@@ -127,12 +127,17 @@ class Inputs(TensorTree):
         )
 
     def cross_masks(self) -> tuple[AttentionMask, AttentionMask]:
-        """Return the masks of queries and keys of cross-attention: only documents matter."""
+        """Return the masks of queries and keys of cross-attention: only documents matter.
+
+        Padding attends to the document of the first encoder token: its row of the encoder may have
+        no padding, and kernels of CUDA return NaN for a query that attends to nothing.
+        """
         assert self.encoder_inputs is not None
-        own, source = self.attention_mask, self.encoder_inputs.attention_mask
+        own = self.attention_mask.document_ids
+        source = self.encoder_inputs.attention_mask.document_ids
         return (
-            AttentionMask.bidirectional(own.document_ids),
-            AttentionMask.bidirectional(source.document_ids),
+            AttentionMask.bidirectional(torch.where(own < 0, source[:, :1], own)),
+            AttentionMask.bidirectional(source),
         )
 
     def select(self, tokens: slice) -> "Inputs":

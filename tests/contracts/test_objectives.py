@@ -233,6 +233,19 @@ def test_workers_change_nothing(module: ModuleType) -> None:
 
 
 @OBJECTIVES
+def test_every_token_and_all_padding_attend_to_something(module: ModuleType) -> None:
+    # The softmax of a query without keys is NaN in some kernels, and NaN x 0 is NaN, too.
+    feed = PackedDataset(objective(module), documents(), batch_size=2, seed=3)
+    for number in range(len(feed)):
+        inputs = feed[number].inputs
+        assert inputs.attention_mask.dense().any(-1).all()
+        if inputs.encoder_inputs is not None:
+            assert inputs.encoder_inputs.attention_mask.dense().any(-1).all()
+            queries, keys = inputs.cross_masks()
+            assert queries.dense(keys).any(-1).all()
+
+
+@OBJECTIVES
 def test_a_batch_is_a_function_of_seed_and_number(module: ModuleType) -> None:
     def fresh(seed: int) -> PackedDataset:
         return PackedDataset(objective(module), documents(), batch_size=2, seed=seed)

@@ -55,8 +55,8 @@ SCALES = {
     "tiny": Scale(size="tiny", tokens=2e6, flops=6e12, corpus_bytes=8_000_000),
     "mini": Scale(
         size="mini",
-        tokens=8e6,
-        flops=1.6e14,
+        tokens=1.6e7,
+        flops=5e14,
         corpus_bytes=20_000_000,
         length=128,
         batch_size=64,
