@@ -46,8 +46,8 @@ class GraphedForwardBackward:
     ) -> None:
         self.forward, self.parameters, self.lengths = forward, parameters, lengths
         self.graphs: dict[Hashable, CapturedGraph] = {}
-        # Of parameters by their number, where all graphs write them: one for each length would not
-        # fit. The copy takes a small part of a step: 0.1 ms for 40 million parameters on an H200.
+        # Of parameters by their number, where the graphs of all lengths write them: memory does not
+        # grow with the number of lengths.
         self.gradients: dict[int, Tensor] = {}
 
     def accepts(self, batch: Batch[Any]) -> bool:
