@@ -10,7 +10,10 @@ the step and the memory of a run:
 - `stream`: documents as long as a stream, so that each row is one text
 - `stream, documents of 300 tokens`: packed rows; the bare loop has a `PackedSequence`
 - `bptt`: all dropout, penalties and varying lengths of the paper, in the bare loop too
-- `stream as a CUDA graph`: the step of `stream` with train.cuda_graph=yes, beside its bare loop
+- `... as CUDA graphs`: the same with train.cuda_graph=auto, the default of a run, beside the same
+  bare loop; graphs are recorded before the time is taken
+
+The last table has the operations that the host launches in a step of each.
 """
 
 import argparse
@@ -233,6 +236,8 @@ def ours(
     text = InMemoryDocuments.from_lists([[part.tolist()] for part in np.array_split(ids, count)])
     dataset = ContiguousDataset(objective, text, batch_size=options.batch)
     settings = TrainConfig(steps=1_000_000, batch_size=options.batch, workers=options.workers)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    longest = (objective.usual_lengths or [objective.row_length])[-1]
     loader = data_loader(WithTexts(dataset), settings, 0, device.type == "cuda")
     train = TrainStep(
         Learner(model.train(), objective),
@@ -242,7 +247,8 @@ def ours(
         seed=0,
         device=device,
         bfloat16=options.bfloat16,
-        cuda_graph=cuda_graph,
+        cuda_graph=cuda_graph and settings.replays(parameters, longest),
+        graph_lengths=objective.usual_lengths,
         memory=[model.init_memory(options.batch)],
         checks=lambda number: device.type == "cpu",
     )
@@ -255,6 +261,8 @@ def ours(
         done += 1
         return batches[0].counts[objective.loss_name]
 
+    for _ in range(len(dataset) if cuda_graph else 0):  # an epoch has every length
+        step()
     return step
 
 
@@ -297,8 +305,15 @@ class OperationCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def profile(step: Step, device: str, count: int = 5) -> dict[str, Any]:
-    """Return milliseconds of a step, where the host and the device spend them, and operations.
+def operations(step: Step) -> int:
+    """Return how many operations the host launches in a step."""
+    with OperationCounter() as counter:
+        step()
+    return counter.counts.total()
+
+
+def profile(step: Step, device: str, count: int = 3) -> dict[str, Any]:
+    """Return milliseconds of a step, and where the host and the device spend them.
 
     `host_ms` ends with the last launch; a step that reads from the device has it at `step_ms`.
     """
@@ -323,13 +338,10 @@ def profile(step: Step, device: str, count: int = 5) -> dict[str, Any]:
         ranked = sorted(found, key=key, reverse=True)[:8]
         return {row.key[:60]: round(key(row) * per_step, 3) for row in ranked if key(row)}
 
-    with OperationCounter() as counter:
-        step()
     result: dict[str, Any] = {
         "step_ms": round((ended - begun) / count * 1e3, 3),
         "host_ms": round((launched - begun) / count * 1e3, 3),
         "device_ms": round(sum(row.self_device_time_total for row in found) * per_step, 3),
-        "operations": counter.counts.total(),
         "top_host_ms": top(lambda row: row.self_cpu_time_total),
         "top_device_ms": top(lambda row: row.self_device_time_total),
     }
@@ -393,7 +405,8 @@ def workloads(options: argparse.Namespace) -> Pairs:
         "bptt with dropout and penalties": partial(pair, paper, BareLSTM, BPTT, whole, False),
     }
     if options.device == "cuda":
-        rows["stream as a CUDA graph"] = partial(make, whole, True)
+        rows["stream as CUDA graphs"] = partial(make, whole, True)
+        rows["bptt as CUDA graphs"] = partial(pair, paper, BareLSTM, BPTT, whole, True)
     return rows
 
 
@@ -404,6 +417,7 @@ def run_row(make: Callable[[], tuple[Step, Step]], options: argparse.Namespace) 
     ratio = statistics.median(a / b for a, b in zip(speeds["ours"], speeds["bare"], strict=True))
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     line: dict[str, Any] = {"speed": medians["ours"], "bare": medians["bare"], "ratio": ratio}
+    line["operations"], line["bare_operations"] = operations(own), operations(theirs)
     if options.profile:
         line["profile"] = {
             name: profile(step, options.device) for name, step in (("bare", theirs), ("ours", own))
@@ -427,15 +441,13 @@ def main() -> None:
     precisions = [options.precision] if options.precision else ["float32"]
     if not options.precision and options.device == "cuda":
         precisions.append("bfloat16")
-    print("| precision | what | tokens/s | bare loop | of the bare loop |")
-    print("| --- | --- | ---: | ---: | ---: |")
-    profiles = []
+    table, profiles = [], []
     for precision in precisions:
         options.bfloat16 = precision == "bfloat16"
         for name, make in workloads(options).items():
             line = {"precision": precision, "what": name, **run_row(make, options)}
-            speeds = f"{line['speed']:,.0f} | {line['bare']:,.0f} | {line['ratio']:.2f}"
-            print(f"| {precision} | {name} | {speeds} |", flush=True)
+            table.append(line)
+            print(f"{precision}, {name}: {line['ratio']:.2f} of the bare loop", flush=True)
             if options.results:
                 with options.results.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(line) + "\n")
@@ -444,6 +456,12 @@ def main() -> None:
     for title, found in profiles:
         print(f"\n{title}")
         print_profile(found)
+    print("\n| what | precision | tokens/s | bare loop | ratio | operations | of the bare loop |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for line in table:
+        speeds = f"{line['speed']:,.0f} | {line['bare']:,.0f} | {line['ratio']:.2f}"
+        launched = f"{line['operations']} | {line['bare_operations']}"
+        print(f"| {line['what']} | {line['precision']} | {speeds} | {launched} |")
 
 
 if __name__ == "__main__":

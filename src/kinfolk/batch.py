@@ -245,11 +245,13 @@ class Loss:
 
     def mean(self, counts: Mapping[str, int]) -> Tensor:
         """Return the weighted sum of the mean losses: the value that is differentiated."""
+        # Each operation on a number costs the host as much as one on a matrix.
         parts = [
-            self.weights.get(name, 1.0) * total / max(counts[name], 1)
+            (total if (weight := self.weights.get(name, 1.0)) == 1 else weight * total)
+            / max(counts[name], 1)
             for name, total in self.sums.items()
         ]
-        return torch.stack(parts).sum()
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
 
 class LazyLogits(Protocol):

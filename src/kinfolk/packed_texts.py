@@ -30,11 +30,11 @@ class WholeRows:
 
     def dropout_mask(self, x: Tensor, rate: float) -> Tensor:
         """Draw what is dropped from each text, the same for all its tokens."""
-        return F.dropout(x.new_ones(1, *x.shape[1:]), rate)
+        return F.dropout(x.new_ones(1, *x.shape[1:], dtype=mask_dtype(x)), rate)
 
     def initial_states(self, row_states: Tensor) -> Tensor:
         """Return the state that each text starts from, by those before its row."""
-        return row_states.contiguous()  # which cuDNN requires
+        return row_states
 
     def final_states(self, text_states: Tensor) -> Tensor:
         """Return the state at the end of each row."""
@@ -98,26 +98,35 @@ class PackedTexts:
     def unflatten(self, x: Tensor) -> Tensor:
         """Return the vectors to their rows; those of padding are zero."""
         rows, length = self.shape
-        flat = x.new_zeros(rows * length, x.shape[1]).index_copy(0, self.positions, x)
+        flat = x.new_zeros(rows * length, x.shape[1]).index_copy_(0, self.positions, x)
         return flat.view(rows, length, -1)
 
     def dropout_mask(self, x: Tensor, rate: float) -> Tensor:
         """Draw what is dropped from each text, the same for all its tokens."""
-        return F.dropout(x.new_ones(self.num_texts, x.shape[1]), rate).index_select(
-            0, self.text_ids
-        )
+        ones = x.new_ones(self.num_texts, x.shape[1], dtype=mask_dtype(x))
+        return F.dropout(ones, rate).index_select(0, self.text_ids)
 
     def initial_states(self, row_states: Tensor) -> Tensor:
         """Return the state that each text starts from, by those before its row."""
+        if len(self.first_rows) < self.shape[0]:
+            row_states = row_states.index_select(1, self.first_rows)
         return row_states.new_zeros(
             len(row_states), self.num_texts, row_states.shape[2]
-        ).index_copy(1, self.first_texts, row_states.index_select(1, self.first_rows))
+        ).index_copy_(1, self.first_texts, row_states)
 
     def final_states(self, text_states: Tensor) -> Tensor:
         """Return the state at the end of each row; zero where it ends in padding."""
+        last = text_states.index_select(1, self.last_texts)
+        if len(self.last_rows) == self.shape[0]:
+            return last
         return text_states.new_zeros(
             len(text_states), self.shape[0], text_states.shape[2]
-        ).index_copy(1, self.last_rows, text_states.index_select(1, self.last_texts))
+        ).index_copy_(1, self.last_rows, last)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens in all texts."""
+        return len(self.positions)
 
     @property
     def num_texts(self) -> int:
@@ -142,6 +151,11 @@ class PackedTexts:
         pooled = pooled.scatter_reduce(0, index, flat, "amax", include_self=False)
         # The first step is the first token of every text, in the order of their ids.
         return torch.cat([flat[:texts] + pooled, flat[texts:]])
+
+
+def mask_dtype(x: Tensor) -> torch.dtype:
+    """Return the type of a dropout mask: at least float32, in which 1 / (1 - rate) is exact."""
+    return x.dtype if x.dtype.itemsize >= torch.float32.itemsize else torch.float32
 
 
 def _texts_of_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:

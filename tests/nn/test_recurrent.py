@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from kinfolk.nn import recurrent
 from kinfolk.nn.recurrent import (
     Recurrence,
     empty_lstm_memory,
+    layer_weights,
     lstm,
+    weights_in_blocks,
 )
 from kinfolk.packed_texts import PackedTexts, WholeRows
 
@@ -123,7 +126,7 @@ def test_runs_of_whole_rows_equal_packed_texts() -> None:
         torch.randn(1, texts.num_texts, 5, generator=draws, dtype=torch.double) for _ in range(2)
     )
     x = texts.flatten(vectors(4, 7)).requires_grad_()
-    ours = lstm(layer, x, (state[0], state[1]), texts)
+    ours = lstm(layer, x, (state[0], state[1]), texts, layer_weights(layer))
     packed, theirs = layer(PackedSequence(x, texts.batch_sizes), state)
     for found, expected in zip(ours, (packed.data, *theirs), strict=True):
         torch.testing.assert_close(found, expected)
@@ -131,14 +134,55 @@ def test_runs_of_whole_rows_equal_packed_texts() -> None:
     torch.testing.assert_close(*grads)
 
 
-def test_states_are_in_one_block_of_memory() -> None:
+@pytest.mark.parametrize("dtype", [torch.double, torch.bfloat16])
+def test_states_are_in_one_block_of_memory(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     """cuDNN refuses others."""
-    layers = stack()
+    layers, states = stack(), list[Tensor]()
+
+    def record(layer: nn.LSTM, x: Tensor, state: Any, *rest: Any) -> Any:
+        states.extend(state)
+        return lstm(layer, x, state, *rest)
+
+    monkeypatch.setattr(recurrent, "lstm", record)
+    monkeypatch.setattr(recurrent, "lstm_dtype", lambda layer, device: dtype)
     for ids in (PACKED, torch.zeros(4, 7, dtype=torch.long)):
         given = replace(inputs(ids), memory=empty_lstm_memory(layers, 4))
-        recurrence = Recurrence(given, layers)
-        first = [recurrence.texts.initial_states(part) for part in recurrence.initial]
-        assert len(first) == 4 and all(part.is_contiguous() for part in first)
+        run(layers, vectors(4, 7), given)
+    assert len(states) == 8
+    assert all(part.is_contiguous() and part.dtype == dtype for part in states)
+
+
+def test_copied_weights_of_a_layer_lie_one_after_the_other() -> None:
+    """As cuDNN reads them; the gradients are those of a copy of each weight."""
+    layers = stack()
+    groups = weights_in_blocks([layer_weights(layer) for layer in layers], torch.bfloat16)
+    for layer, copies in zip(layers, groups, strict=True):
+        block, end = copies[0].untyped_storage().data_ptr(), 0
+        for weight, copy in zip(layer_weights(layer), copies, strict=True):
+            assert torch.equal(copy, weight.bfloat16())
+            assert copy.untyped_storage().data_ptr() == block and copy.storage_offset() == end
+            end += copy.numel()
+    weights = [weight for layer in layers for weight in layer_weights(layer)]
+    copies = [copy for group in groups for copy in group]
+    seeds = [torch.randn_like(copy) for copy in copies]
+    found = torch.autograd.grad(copies, weights, seeds)
+    for gradient, seed in zip(found, seeds, strict=True):
+        assert torch.equal(gradient, seed.double())
+
+
+def test_frozen_layers_get_no_gradient_from_copied_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = stack()
+    layers[0].requires_grad_(False)
+    monkeypatch.setattr(recurrent, "lstm_dtype", lambda layer, device: torch.bfloat16)
+    given = replace(inputs(PACKED), memory=empty_lstm_memory(layers, 4))
+    hidden, _ = run(layers, vectors(4, 7), given)
+    hidden.sum().backward()
+    assert all(weight.grad is None for weight in layers[0].parameters())
+    assert all(weight.grad is not None for weight in layers[1].parameters())
 
 
 def test_an_empty_memory_is_no_document() -> None:

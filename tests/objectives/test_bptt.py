@@ -78,6 +78,14 @@ def test_lengths_vary_around_the_mean_and_a_few_are_half(special_tokens: Any) ->
     assert lengths[:-1][half].mean() == pytest.approx(34.5, abs=1)
 
 
+def test_nearly_all_batches_have_one_of_a_few_lengths(special_tokens: Any) -> None:
+    """Those that are replayed as CUDA graphs."""
+    way = bptt(special_tokens, 70)
+    lengths = way.segment_lengths(70 * 4000, np.random.default_rng(0))
+    assert way.usual_lengths == range(55, 86)
+    assert np.isin(lengths, way.usual_lengths).mean() > 0.93
+
+
 def test_batches_of_varying_length_hold_every_token_once_in_every_epoch(
     special_tokens: Any,
 ) -> None:

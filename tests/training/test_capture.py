@@ -51,6 +51,29 @@ def test_shapes_beyond_the_limit_are_not_recorded() -> None:
     assert not captured.accepts(batch(MAX_GRAPHS + 1))
 
 
+def test_of_varying_lengths_those_of_the_recipe_are_recorded() -> None:
+    """Whatever was recorded before: a resumed run replays what the run before it replayed."""
+    captured = GraphedForwardBackward(lambda batch: Loss({}), [], range(4, 40))
+    recorded: Any = object()
+    assert captured.accepts(batch())  # 4 tokens
+    for number in range(MAX_GRAPHS):
+        captured.graphs[number] = recorded
+    assert captured.accepts(batch())
+    captured = GraphedForwardBackward(lambda batch: Loss({}), [], range(5, 40))
+    assert not captured.accepts(batch())
+
+
+def test_graphs_of_varying_lengths_write_the_same_gradients() -> None:
+    """Their memory does not grow with the number of lengths."""
+    captured = GraphedForwardBackward(lambda batch: Loss({}), [], range(4, 40))
+    one = captured.copy_gradients([torch.ones(2), None])
+    other = captured.copy_gradients([torch.full((2,), 3.0), torch.ones(3)])
+    assert one[0] is other[0] and one[1] is None and other[1] is not None
+    assert one[0] is not None and one[0].tolist() == [3, 3]
+    alone, own = GraphedForwardBackward(lambda batch: Loss({}), []), torch.ones(2)
+    assert alone.copy_gradients([own])[0] is own, "one shape needs no copy"
+
+
 @pytest.mark.parametrize(
     ("setting", "small", "large"),
     [("auto", True, False), ("yes", True, True), ("no", False, False)],

@@ -153,6 +153,59 @@ def test_whole_rows_of_an_lstm_language_model_are_replayed(way: str) -> None:
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-3)
 
 
+def test_a_step_draws_the_same_whether_its_graph_is_recorded_or_there_already() -> None:
+    """A resumed run records again what the run before it replayed."""
+    config = replace(families()["ulmfit"].config("nano"), vocab_size=VOCAB)
+    config = replace(config, dropout=0.3, weight_dropout=0.3, output_dropout=0.3)
+    _, objective, _ = setting("ulmfit", "bptt")
+    torch.manual_seed(0)
+    model = config.build().cuda().train()
+    numbers = torch.Generator().manual_seed(0)
+    texts = torch.randint(110, VOCAB, (ROWS, 9000), generator=numbers).tolist()
+    feed = ContiguousDataset(
+        objective, InMemoryDocuments.from_lists([[text] for text in texts]), batch_size=ROWS
+    )
+    batches = [with_texts(feed[number]).pin_memory() for number in range(12)]
+
+    def measured(before: range) -> list[float]:
+        """Return the losses of steps 6 to 11, after other steps have recorded their graphs."""
+        trained = copy.deepcopy(model)
+        for layer in trained.lstm_layers:
+            layer.flatten_parameters()
+        step = TrainStep(
+            Learner(trained, objective),
+            build_optimizer(trained, TrainConfig()),
+            lambda number: 0.0,  # the weights stay, and with them what a step computes
+            clip=1.0,
+            seed=7,
+            device=torch.device("cuda"),
+            bfloat16=True,
+            cuda_graph=True,
+            graph_lengths=objective.usual_lengths,
+            memory=[trained.init_memory(ROWS)],
+        )
+        for number in before:
+            step(number, [batches[number]])
+        step.memory = [trained.init_memory(ROWS)]
+        losses = [step(number, [batches[number]]).loss.item() for number in range(6, 12)]
+        assert step.graphed is not None and len(step.graphed.graphs) > 1
+        return losses
+
+    assert measured(range(0)) == pytest.approx(measured(range(12)), rel=1e-4)
+
+
+def test_cast_weights_are_read_by_cudnn_as_they_are(recwarn: pytest.WarningsRecorder) -> None:
+    """cuDNN warns of weights that it has to copy into one block."""
+    model, objective, _ = setting("ulmfit", "stream")
+    texts = torch.randint(110, VOCAB, (ROWS, 2000)).tolist()
+    feed = ContiguousDataset(
+        objective, InMemoryDocuments.from_lists([[text] for text in texts]), batch_size=ROWS
+    )
+    batches = [with_texts(feed[number]) for number in range(STEPS)]
+    learned(model, objective, batches, captured=False, bfloat16=True)
+    assert not [w for w in recwarn if "not part of single contiguous" in str(w.message)]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_chance_follows_the_steps_number(compiled: bool) -> None:
     """A graph that drew its numbers when it was recorded would drop the same units for ever."""

@@ -267,6 +267,10 @@ def test_whole_rows_of_an_lstm_language_model_are_replayed_where_they_have_one_l
         step = optimizer_step(work, cuda, bfloat16=False)
         assert (step.graphed is not None) == replayed
         assert optimizer_step(work, torch.device("cpu"), bfloat16=False).graphed is None
+    # Which lengths are replayed is known before the first step: a resumed run replays the same.
+    work.train, work.row_length, work.usual_lengths = TrainConfig(), None, range(5, 9)
+    step = optimizer_step(work, cuda, bfloat16=False)
+    assert step.graphed is not None and step.graphed.lengths == range(5, 9)
 
 
 def test_batches_of_a_recurrent_network_come_with_their_texts() -> None:

@@ -116,11 +116,16 @@ class ULMFiT(LanguageModel):
 
         x = locked_dropout(recurrence.flatten(self.embed(inputs.input_ids)), c.input_dropout)
         for number, layer in enumerate(self.lstm_layers, start=1):
-            x = recurrence.run(layer, x, weight_dropout=c.weight_dropout)
-            if number < c.num_layers:
+            last = number == c.num_layers
+            x = recurrence.run(layer, x, weight_dropout=c.weight_dropout, cast_back=last)
+            if not last:
                 x = locked_dropout(x, c.dropout)
-        output = recurrence.output(recurrence.unflatten(locked_dropout(x, c.output_dropout)))
-        return replace(output, undropped=recurrence.unflatten(x)) if self.training else output
+        dropped = locked_dropout(x, c.output_dropout)
+        output = recurrence.output(recurrence.unflatten(dropped))
+        if not self.training:
+            return output
+        undropped = output.hidden if dropped is x else recurrence.unflatten(x)
+        return replace(output, undropped=undropped)
 
     @property
     def num_feature_layers(self) -> int:

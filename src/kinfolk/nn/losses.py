@@ -8,6 +8,7 @@ processed in chunks, and the gradient of each chunk is computed while its logits
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
@@ -41,14 +42,12 @@ def smoothed_linear_cross_entropy(
     if hidden.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         hidden, weight = hidden.to(dtype), weight.to(dtype)
-    if bias is not None and len(bias) < len(weight):
-        bias = torch.cat([bias, bias.new_zeros(len(weight) - len(bias))])
     requires_grad = any(t is not None and t.requires_grad for t in (hidden, weight, bias))
     needs_grad = torch.is_grad_enabled() and requires_grad
-    totals: Tensor = _CrossEntropy.apply(
+    found: Tensor = _CrossEntropy.apply(
         hidden, weight, bias, labels, vocab_size, smoothing, needs_grad
     )  # type: ignore[no-untyped-call]
-    return totals[0], totals[1].detach()
+    return (found[0], found[1].detach()) if smoothing else (found, found.detach())
 
 
 def chunk_rows(rows: int, vocab_size: int, cuda: bool) -> int:
@@ -70,51 +69,66 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         rows, padded = hidden.shape[0], weight.shape[0]
         size = chunk_rows(rows, padded, hidden.is_cuda)
-        exact = torch.promote_types(hidden.dtype, torch.float32)  # of sums
-        total, plain = (hidden.new_zeros((), dtype=exact) for _ in range(2))
+        exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32  # of sums
+        missing = 0 if bias is None else padded - len(bias)
+        if bias is not None and missing:
+            bias = F.pad(bias, (0, missing), value=float("-inf"))
+        totals: list[Tensor] = []  # of the loss, and of that without smoothing
         d_hidden: list[Tensor] = []
-        d_weight = torch.zeros_like(weight, dtype=exact) if needs_grad else None
-        d_bias = torch.zeros_like(bias, dtype=exact) if bias is not None else None
+        d_weight = d_bias = None
         for start in range(0, rows, size):
-            part = hidden[start : start + size]
-            targets = labels[start : start + size]
+            part, targets = hidden, labels
+            if size < rows:
+                part, targets = hidden[start : start + size], labels[start : start + size]
             scores = (part @ weight.T).to(exact)
             if bias is not None:
                 scores += bias
-            scores[:, vocab_size:] = float("-inf")
+            if vocab_size < padded and not missing:
+                scores[:, vocab_size:].fill_(float("-inf"))
             counted = targets != IGNORE_INDEX
             label = targets.clamp(min=0)[:, None]
             scores -= scores.amax(-1, keepdim=True)
             chosen = scores.gather(1, label)[:, 0]
-            smoothed = chosen
+            kinds = [chosen]
             if smoothing:
-                smoothed = (1 - smoothing) * chosen + smoothing * scores[:, :vocab_size].mean(-1)
+                mean = scores[:, :vocab_size].mean(-1)
+                kinds = [(1 - smoothing) * chosen + smoothing * mean, chosen]
             scores.exp_()
             mass = scores.sum(-1)
-            total = total + ((mass.log() - smoothed) * counted).sum()
-            plain = plain + ((mass.log() - chosen) * counted).sum()
-            if d_weight is None:
+            log_mass = mass.log()
+            sums = [((log_mass - kind) * counted).sum() for kind in kinds]
+            totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
+            if not needs_grad:
                 continue
             # d nll / d scores = softmax - one_hot(label), and 0 where a label is ignored
-            error, weights = scores, counted.to(scores.dtype)[:, None]
+            error, weights = scores, counted.to(exact)[:, None]
             error *= (counted / mass)[:, None]
             error.scatter_add_(1, label, (smoothing - 1) * weights)
             if smoothing:
                 error[:, :vocab_size] -= smoothing / vocab_size * weights
-            if d_bias is not None:
-                d_bias = d_bias + error.sum(0)
+            if bias is not None:
+                d_bias = error.sum(0) if d_bias is None else d_bias + error.sum(0)
             error = error.to(part.dtype)
             d_hidden.append(error @ weight)
-            d_weight = _add(d_weight, error.T @ part)
+            d_part = error.T @ part
+            d_weight = d_part.to(exact) if d_weight is None else _add(d_weight, d_part)
+        if not totals:  # no rows
+            totals = [hidden.new_zeros((), dtype=exact)] * (2 if smoothing else 1)
+            d_weight = torch.zeros_like(weight, dtype=exact)
+            d_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
         if needs_grad:
-            ctx.save_for_backward(torch.cat([hidden[:0], *d_hidden]), d_weight, d_bias)
-        ctx.dtype = weight.dtype
-        return torch.stack([total, plain])
+            joined = d_hidden[0] if len(d_hidden) == 1 else torch.cat([hidden[:0], *d_hidden])
+            ctx.save_for_backward(joined, d_weight, d_bias)
+        ctx.dtype, ctx.missing, ctx.smoothed = weight.dtype, missing, bool(smoothing)
+        return torch.stack(totals) if smoothing else totals[0]
 
     @staticmethod
-    def backward(ctx: Any, gradients: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
-        gradient = gradients[0]
+        if ctx.smoothed:
+            gradient = gradient[0]
+        if d_bias is not None and ctx.missing:
+            d_bias = d_bias[: -ctx.missing]
         return (
             (d_hidden * gradient).to(d_hidden.dtype),
             (d_weight * gradient).to(ctx.dtype),

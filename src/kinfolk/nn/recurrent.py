@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,8 +58,9 @@ class Recurrence:
         self.inputs, self.carried = inputs, carried
         # From the batch, or found now: on an accelerator, this waits for it.
         self.texts = inputs.attention_mask.find_texts()
-        self.initial = self._initial_states()  # two of each layer, before the first token of a row
-        self.final: list[Tensor] = []  # the same after the last token of a row
+        self.initial = self._initial_states()  # two of each layer, before the first token of a text
+        self.final: list[Tensor] = []  # the same after the last token of a text
+        self.copies: dict[nn.LSTM, list[Tensor]] = {}  # weights in the type that layers run in
 
     def flatten(self, x: Tensor) -> Tensor:
         """Return the vectors of rows, (rows, length, size), as layers read them."""
@@ -72,28 +74,38 @@ class Recurrence:
         """Drop the same features of all tokens of a text (Gal and Ghahramani 2016)."""
         return x * self.texts.dropout_mask(x, rate) if training and rate > 0 else x
 
-    def run(self, layer: nn.LSTM, x: Tensor, *, weight_dropout: float = 0.0) -> Tensor:
+    def run(
+        self, layer: nn.LSTM, x: Tensor, *, weight_dropout: float = 0.0, cast_back: bool = True
+    ) -> Tensor:
         """Run a layer on flattened vectors and keep its states.
 
         `weight_dropout` is the rate at which recurrent weights are dropped in training, the same
-        for all tokens (Merity et al. 2018, section 2).
+        for all tokens (Merity et al. 2018, section 2). Without `cast_back` the output has the type
+        in which the layer ran, for a layer that runs in the same.
         """
         own, dtype = layer.all_weights[0][0].dtype, lstm_dtype(layer, x.device)
         # Autocast itself would run cuDNN in float16, in which small gradients are lost.
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(dtype)
             state = self._text_states(layer, x)
-            output, *final = lstm(layer, x, state, self.texts, weight_dropout)
+            weights = self._weights(layer, dtype, weight_dropout if layer.training else 0.0)
+            output, *final = lstm(layer, x, state, self.texts, weights)
         if self.carried:
-            self.final += [self.texts.final_states(part).to(own) for part in final]
-        return output.to(own)
+            self.final += final
+        return output.to(own) if cast_back else output
+
+    def final_states(self) -> Tensor:
+        """Return the states of all layers at the end of each row: (1, rows, sum of the sizes)."""
+        with torch.no_grad():  # all layers together: few operations for the host to launch
+            states = self.texts.final_states(torch.cat(self.final, dim=-1))
+            return states.to(self.carried[0].all_weights[0][0].dtype)
 
     def output(self, hidden: Tensor) -> Output:
         """Return the output of the network, with the states for its next call."""
         cache, memory = self.inputs.cache, self.inputs.memory
         if cache is None and memory is None:
             return Output(hidden)
-        states = torch.cat(self.final, dim=-1).detach()  # (1, rows, sum of the sizes)
+        states = self.final_states()
         document_ids = self.inputs.attention_mask.document_ids[:, -1:]
         if cache is not None:
             cache.extra = {STATES: states[0], STATE_DOCUMENTS: document_ids}
@@ -101,7 +113,7 @@ class Recurrence:
         return Output(hidden, memory=SegmentMemory(states[:, :, None], document_ids, document_ids))
 
     def _initial_states(self) -> list[Tensor]:
-        """Return the states of rows that continue a document, zeros for the others."""
+        """Return the states that texts start from: of rows that continue a document, else zeros."""
         cache, memory = self.inputs.cache, self.inputs.memory
         if memory is not None:
             states, document_ids = memory.hidden[:, :, 0], memory.document_ids
@@ -110,18 +122,44 @@ class Recurrence:
         else:
             return []
         continues = document_ids == self.inputs.attention_mask.document_ids[:, :1]
-        return list(torch.split(states * continues, state_sizes(self.carried), dim=-1))
+        states = self.texts.initial_states(states * continues)
+        return list(torch.split(states, state_sizes(self.carried), dim=-1))
 
     def _text_states(self, layer: nn.LSTM, x: Tensor) -> LSTMState:
         """Return the states that a layer starts each text from."""
         if self.initial:
             hidden, cell = self.initial[len(self.final) :][:2]
-            first, then = self.texts.initial_states(hidden), self.texts.initial_states(cell)
-            return first.to(x.dtype), then.to(x.dtype)
+            # cuDNN requires contiguous ones, which a copy to another type already is.
+            return hidden.to(x.dtype).contiguous(), cell.to(x.dtype).contiguous()
         texts = x.shape[1] if self.texts.batch_sizes is None else self.texts.num_texts
         count = layer.num_layers * (2 if layer.bidirectional else 1)
         hidden_size, cell_size = state_sizes([layer])
         return x.new_zeros(count, texts, hidden_size), x.new_zeros(count, texts, cell_size)
+
+    def _weights(self, layer: nn.LSTM, dtype: torch.dtype, dropout: float) -> list[Tensor]:
+        """Return the weights of a layer in the type that it runs in, some of them dropped."""
+        weights = layer_weights(layer)
+        own, device = weights[0].dtype, weights[0].device
+        if dropout > 0:
+            weights[1] = F.dropout(weights[1], dropout)
+        if own == dtype and not (dropout > 0 and device.type == "cuda"):
+            return weights
+        if not has_one_block(layer):
+            return [weight.to(dtype) for weight in weights]
+        if dropout > 0:
+            return weights_in_blocks([weights], dtype)[0]
+        if layer not in self.copies:  # those of all layers in one operation, unless some are frozen
+            layers = [
+                one
+                for one in self.carried
+                if has_one_block(one) and lstm_dtype(one, device) == dtype
+            ]
+            trained = {weight.requires_grad for one in layers for weight in one.parameters()}
+            if layer not in layers or len(trained) > 1:
+                layers = [layer]
+            copies = weights_in_blocks([layer_weights(one) for one in layers], dtype)
+            self.copies.update(zip(layers, copies, strict=True))
+        return self.copies[layer]
 
 
 def lstm_dtype(layer: nn.LSTM, device: torch.device) -> torch.dtype:
@@ -182,17 +220,12 @@ def lstm(
     x: Tensor,
     state: LSTMState,
     texts: WholeRows | PackedTexts,
-    weight_dropout: float = 0.0,
+    weights: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a layer of torch, some of its recurrent weights dropped; return output and states."""
+    """Run a layer of torch with these weights; return output and states."""
     if isinstance(layer, ClippedLSTM):
         return layer.steps(x, state, texts)
-    weights: list[Tensor] = [weight for part in layer.all_weights for weight in part]
-    dropped = layer.training and weight_dropout > 0
-    if dropped:
-        weights[1] = F.dropout(weights[1], weight_dropout)
-    if dropped or x.dtype != weights[0].dtype:
-        weights = [weight.to(x.dtype) for weight in weights]
+    if x.is_cuda and not has_one_block(layer):
         # cuDNN copies weights that are not in one block: less than a step costs.
         warnings.filterwarnings("ignore", message=SCATTERED_WEIGHTS)
     # `train` keeps what the backward pass needs; there is no dropout inside of the layer.
@@ -210,6 +243,54 @@ def lstm(
     if x.device.type == "cpu" and not layer.bidirectional and not layer.proj_size:
         return lstm_in_runs(run_layer, x, state, texts.runs)
     return torch.lstm(x, texts.batch_sizes, state, weights, *settings)
+
+
+def layer_weights(layer: nn.LSTM) -> list[Tensor]:
+    """Return all weights of a layer, in torch's order."""
+    return [weight for part in layer.all_weights for weight in part]
+
+
+def has_one_block(layer: nn.LSTM) -> bool:
+    """Return whether cuDNN reads the weights of a layer one after the other, in torch's order."""
+    return layer.num_layers == 1 and not layer.bidirectional and not layer.proj_size
+
+
+def weights_in_blocks(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[list[Tensor]]:
+    """Copy the weights of layers to a type, those of each layer in one block of memory.
+
+    cuDNN would copy weights that are not in one block, each by itself.
+    """
+    sizes = [len(group) for group in groups]
+    flat = [weight for group in groups for weight in group]
+    copies = iter(_WeightsInBlocks.apply(sizes, dtype, *flat))  # type: ignore[no-untyped-call]
+    return [[next(copies) for _ in group] for group in groups]
+
+
+class _WeightsInBlocks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sizes: list[int], dtype: torch.dtype, *weights: Tensor) -> Any:
+        copies: list[Tensor] = []
+        for size in sizes:
+            copies += empty_block(weights[len(copies) : len(copies) + size], dtype)
+        torch._foreach_copy_(copies, weights)
+        ctx.dtype = weights[0].dtype
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        copies = empty_block(gradients, ctx.dtype)
+        torch._foreach_copy_(copies, gradients)
+        return None, None, *copies
+
+
+def empty_block(like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return tensors of the same shapes, without values, in one block of memory."""
+    block = torch.empty(sum(part.numel() for part in like), dtype=dtype, device=like[0].device)
+    parts = torch.split(block, [part.numel() for part in like])
+    return [
+        part if model.ndim == 1 else part.view(model.shape)
+        for part, model in zip(parts, like, strict=True)
+    ]
 
 
 class ClippedLSTM(nn.LSTM):

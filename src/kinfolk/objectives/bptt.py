@@ -21,9 +21,11 @@ from kinfolk.data.chunks import IntArray, Rng
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.packed_texts import WholeRows
 
 # Section 5: the mean length is halved with a probability of 0.05, the deviation is 5 tokens.
 FULL_PROBABILITY, LENGTH_STD, MIN_LENGTH = 0.95, 5.0, 5
+USUAL_DEVIATION = 15  # three deviations: 19 of 20 batches, in 31 lengths
 
 
 @config("bptt")
@@ -46,6 +48,17 @@ class BPTT(RecurrentCLM):
     def row_length(self) -> int | None:
         """The length of the rows of every batch; None where batches differ."""
         return None if self.variable_length else self.max_length
+
+    @property
+    def usual_lengths(self) -> range | None:
+        """The lengths that the rows of most batches have where batches differ, else None.
+
+        They depend on the objective alone: a resumed run has the same.
+        """
+        if not self.variable_length:
+            return None
+        first = max(MIN_LENGTH, self.max_length - USUAL_DEVIATION)
+        return range(first, max(first, self.max_length + USUAL_DEVIATION) + 1)
 
     def segment_lengths(self, total: int, rng: Rng) -> IntArray:
         """Draw lengths that add up to `total`."""
@@ -80,8 +93,10 @@ class BPTT(RecurrentCLM):
         # Means over features, summed over tokens; padding is 0.
         sums = {**likelihood.sums, "ar": output.hidden.float().square().mean(-1).sum()}
         change = output.undropped[:, 1:].float() - output.undropped[:, :-1].float()
-        inside = same_text(batch.inputs.attention_mask.document_ids)
-        sums["tar"] = (change.square().mean(-1) * inside).sum()
+        changes, attention_mask = change.square().mean(-1), batch.inputs.attention_mask
+        if not isinstance(attention_mask.texts, WholeRows):
+            changes = changes * same_text(attention_mask.document_ids)
+        sums["tar"] = changes.sum()
         weights = {"ar": self.ar_weight, "tar": self.tar_weight}
         return Loss(sums, weights, likelihood.memory)
 

@@ -56,6 +56,11 @@ class Objective(ABC):
         """The length of the rows of every batch; None where batches differ."""
         return self.max_length
 
+    @property
+    def usual_lengths(self) -> range | None:
+        """The lengths that the rows of most batches have where batches differ, else None."""
+        return None
+
     @abstractmethod
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Cut documents into chunks, with the size of the example of each; nothing is random."""

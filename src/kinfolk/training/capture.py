@@ -5,7 +5,7 @@ on an H200, and Python needs 10 ms to launch it. A graph is recorded for each sh
 of batch, of which packing leaves few; a step copies its batch in and replays it.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -33,11 +33,22 @@ class GraphedForwardBackward:
     """Compute the loss of a batch and its gradients by replaying a graph.
 
     Random numbers come from the device's generator, whose seed and offset are read at each replay.
+    They are not those of the same step without a graph. So that a resumed run draws the same as one
+    that was not stopped, it must not depend on the steps before which batches are replayed: where
+    the lengths of rows vary, `lengths` are those that are, and others are never recorded.
     """
 
-    def __init__(self, forward: Callable[[Batch[Any]], Loss], parameters: Sequence[Tensor]) -> None:
-        self.forward, self.parameters = forward, parameters
+    def __init__(
+        self,
+        forward: Callable[[Batch[Any]], Loss],
+        parameters: Sequence[Tensor],
+        lengths: Collection[int] | None = None,  # of rows; None: any, up to MAX_GRAPHS shapes
+    ) -> None:
+        self.forward, self.parameters, self.lengths = forward, parameters, lengths
         self.graphs: dict[Hashable, CapturedGraph] = {}
+        # Of parameters by their number, where the graphs of all lengths write them: memory does not
+        # grow with the number of lengths.
+        self.gradients: dict[int, Tensor] = {}
 
     def accepts(self, batch: Batch[Any]) -> bool:
         """Return whether a batch can be replayed: its shape is recorded, or can still be.
@@ -46,17 +57,21 @@ class GraphedForwardBackward:
         """
         if has_packed_texts(batch):
             return False
+        if self.lengths is not None:
+            return batch.inputs.input_ids.shape[1] in self.lengths
         return len(self.graphs) < MAX_GRAPHS or batch_key(batch) in self.graphs
 
     def __call__(self, batch: Batch[Any], counts: Mapping[str, int], *, alone: bool) -> Loss:
         """Add the gradients of the mean over `counts` to the existing ones; return the sums.
 
-        The sums are valid until the next call. With `alone`, no other micro-batch
-        follows before the update, and the gradients are not copied out of the graph.
+        With `alone`, no other micro-batch follows before the update: sums and gradients are not
+        copied out of the graph, and the sums are valid until the next call.
         """
         key = batch_key(batch)
         if key not in self.graphs:
-            self.graphs[key] = self.record(batch)
+            # The replay draws what it would have drawn if the graph had been recorded before.
+            with torch.random.fork_rng(devices=[self.parameters[0].device]):
+                self.graphs[key] = self.record(batch)
         recorded = self.graphs[key]
         loss = recorded.loss
         for target, source in zip(recorded.inputs, tensor_leaves(batch), strict=True):
@@ -64,7 +79,8 @@ class GraphedForwardBackward:
         recorded.scales.copy_(torch.tensor(loss_scales(loss, counts)), non_blocking=True)
         recorded.graph.replay()
         self.accumulate_grads(recorded.gradients, alone)
-        return Loss(loss.sums, loss.weights, tree_map(loss.memory, Tensor.clone))
+        sums = loss.sums if alone else {name: part.clone() for name, part in loss.sums.items()}
+        return Loss(sums, loss.weights, tree_map(loss.memory, Tensor.clone))
 
     def record(self, batch: Batch[Any]) -> CapturedGraph:
         """Record forward and backward for batches of this shape, after two runs to warm up."""
@@ -82,16 +98,28 @@ class GraphedForwardBackward:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):
-                forward_backward()
+            forward_backward()
+            self.copy_gradients(forward_backward()[1])  # outside of the memory of the graphs
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Only the calls of this thread are checked: the data loader pins memory in another one.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             loss, gradients = forward_backward()
+            gradients = self.copy_gradients(gradients)
         sums = {name: total.detach() for name, total in loss.sums.items()}
         loss = Loss(sums, loss.weights, loss.memory)
         return CapturedGraph(graph, tuple(tensor_leaves(static)), scales, loss, gradients)
+
+    def copy_gradients(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Copy gradients to where those of all lengths are, so that they take memory once."""
+        if self.lengths is None:
+            return [*gradients]
+        present = {n: gradient for n, gradient in enumerate(gradients) if gradient is not None}
+        for number, gradient in present.items():
+            if number not in self.gradients:
+                self.gradients[number] = torch.empty_like(gradient)
+        torch._foreach_copy_([self.gradients[n] for n in present], [*present.values()])
+        return [self.gradients[n] if n in present else None for n in range(len(gradients))]
 
     @property
     def pool(self) -> Any:

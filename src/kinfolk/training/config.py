@@ -108,7 +108,7 @@ class TrainConfig:
         default="auto",
         help="replay the step as a CUDA graph; "
         "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12 "
-        "and rows have one length",
+        "and rows have one length, or lengths around one (bptt)",
     )
     parallel: Literal["ddp", "fsdp"] = runtime_field(
         default="ddp",

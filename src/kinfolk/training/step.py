@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Batch, ComputesLoss, Inputs, Loss, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
+from kinfolk.packed_texts import PackedTexts, WholeRows
 from kinfolk.rng import derive_seed
 from kinfolk.training.capture import GraphedForwardBackward
 from kinfolk.training.distributed import Processes, model_connection
@@ -99,6 +100,7 @@ class TrainStep:
         bfloat16: bool,
         block_masks: bool = False,  # compute block masks outside of the learner, which is compiled
         cuda_graph: bool = False,  # replay forward and backward as a CUDA graph
+        graph_lengths: Collection[int] | None = None,  # of rows that are replayed; None: all
         memory: list[SegmentMemory] | None = None,  # of each micro-batch, carried from step to step
         unfreezing: GradualUnfreezing | None = None,
         attack: FGM | None = None,
@@ -118,7 +120,9 @@ class TrainStep:
         self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
-        self.graphed = GraphedForwardBackward(self.forward, self.parameters) if cuda_graph else None
+        self.graphed = None
+        if cuda_graph:
+            self.graphed = GraphedForwardBackward(self.forward, self.parameters, graph_lengths)
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> StepOutput:
         """Update the weights by the micro-batches of one step; `number` counts from 0."""
@@ -158,7 +162,7 @@ class TrainStep:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Add up the gradients of the micro-batches; return their part of the mean and the sums."""
         sums: dict[str, Tensor] = {}
-        loss = torch.zeros((), device=self.device)
+        loss: Tensor | None = None
         for part, batch in enumerate(batches):
             alone = len(batches) == 1
             forward_backward = partial(self._forward_backward, number, part, batch, counts, alone)
@@ -167,9 +171,10 @@ class TrainStep:
             if self.memory is not None:
                 assert batch_loss.memory is not None, "the objective returns no memory"
                 self.memory[part] = batch_loss.memory
-            loss += mean
+            loss = mean if loss is None else loss + mean
             for name, total in batch_loss.sums.items():
-                sums[name] = sums.get(name, 0.0) + total.detach()
+                sums[name] = sums[name] + total.detach() if name in sums else total.detach()
+        assert loss is not None, "a step has no micro-batch"
         return loss, sums
 
     def _forward_backward(
@@ -234,8 +239,13 @@ class TrainStep:
         return batch.inputs.with_block_masks(self.windows) if self.block_masks else batch.inputs
 
 
-def input_tokens(inputs: Inputs) -> Tensor:
+def input_tokens(inputs: Inputs) -> Tensor | int:
     """Count the input tokens, those of the encoder too, without padding."""
+    texts = inputs.attention_mask.texts
+    if isinstance(texts, WholeRows):
+        return inputs.input_ids.numel()
+    if isinstance(texts, PackedTexts):
+        return texts.num_tokens
     tokens = (inputs.attention_mask.document_ids >= 0).sum()
     if inputs.encoder_inputs is None:
         return tokens

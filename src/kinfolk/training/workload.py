@@ -55,6 +55,7 @@ class Workload(ABC):
     early_stopping_patience: int = 0  # evaluations without improvement; 0 never stops
     save_best: bool = False  # save at every evaluation that is the best so far
     row_length: int | None = None  # of every batch; None where batches differ in shape
+    usual_lengths: range | None = None  # of rows, where they differ: those that are replayed
     selects_by_loss: bool = True  # the best checkpoint is that of the lowest held-out loss
     # Its evaluation calls the model itself, not the loss alone: a sharded one is gathered for it.
     evaluates_model: bool = False
@@ -168,6 +169,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         bfloat16=bfloat16,
         block_masks=compiled and cuda and row_length is not None and shards is None,
         cuda_graph=replays,
+        graph_lengths=work.usual_lengths,
         memory=work.memory,
         unfreezing=work.unfreezing,
         attack=work.attack,
@@ -204,14 +206,14 @@ def static_row_length(work: Workload) -> int | None:
 
 
 def replayed_row_length(work: Workload) -> int | None:
-    """Return the length of the rows that a CUDA graph can be recorded for; None where it varies.
+    """Return the greatest length of rows that a CUDA graph is recorded for; None where any may be.
 
     A recurrent network has static shapes in batches whose rows are one text each; the others are
     not replayed (`GraphedForwardBackward.accepts`).
     """
-    if has_static_shapes(work.model) or work.model.static_whole_rows:
-        return work.row_length
-    return None
+    if not has_static_shapes(work.model) and not work.model.static_whole_rows:
+        return None
+    return work.usual_lengths[-1] if work.usual_lengths else work.row_length
 
 
 def uses_bfloat16(train: TrainConfig, device: torch.device) -> bool:

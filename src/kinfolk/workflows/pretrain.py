@@ -148,6 +148,7 @@ class PretrainWorkload(Workload):
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
         self.processes = processes
         self.row_length, self.layer_lr_decay = recipe.objective.row_length, recipe.layer_lr_decay
+        self.usual_lengths = recipe.objective.usual_lengths
         self.open_corpora()
         if recipe.vectors:
             self.fingerprints = [*self.fingerprints, vectors_fingerprint(recipe.vectors)]
