@@ -22,7 +22,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfolk.data.chunks import InMemoryDocuments
@@ -64,46 +64,78 @@ class Rows:
     labels: Tensor
     first: Tensor | None = None  # the first text of each row, which continues the row before
     last: Tensor | None = None  # the last text of each row
+    owners: Tensor | None = None  # the text of each packed token
+    follows: Tensor | None = None  # (longest - 1, texts): a token has one before it in its text
+
+    def map(self, function: Callable[[Any], Any]) -> "Rows":
+        """Apply a function to all tensors."""
+        parts = (getattr(self, field.name) for field in fields(self))
+        return Rows(*(None if part is None else function(part) for part in parts))
 
     def to(self, device: torch.device) -> "Rows":
         """Copy all tensors."""
-        parts = (self.ids, self.labels, self.first, self.last)
-        return Rows(
-            *(part if part is None else part.to(device, non_blocking=True) for part in parts)
-        )
+        return self.map(lambda part: part.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Rows":
         """Pin all tensors."""
-        parts = (self.ids, self.labels, self.first, self.last)
-        return Rows(*(part if part is None else part.pin_memory() for part in parts))
+        return self.map(lambda part: part.pin_memory())
 
     @property
     def data(self) -> Tensor:
         """The ids in the order in which layers read them."""
         return self.ids.data
 
+    def locked_dropout(self, x: Tensor, rate: float) -> Tensor:
+        """Drop the same features of all tokens of a text."""
+        if not rate:
+            return x
+        if self.owners is None:
+            return x * F.dropout(x.new_ones(1, *x.shape[1:]), rate)
+        assert isinstance(self.ids, PackedSequence)
+        texts = len(self.ids.unsorted_indices)
+        return x * F.dropout(x.new_ones(texts, x.shape[1]), rate)[self.owners]
+
+    def change(self, x: Tensor) -> Tensor:
+        """Return the mean squared change of an activation from a token to the next."""
+        if not isinstance(self.ids, PackedSequence):
+            return (x[1:].float() - x[:-1].float()).square().mean()
+        padded, _ = pad_packed_sequence(self.ids._replace(data=x))
+        changes = (padded[1:].float() - padded[:-1].float()).square().mean(-1)
+        return (changes * self.follows).sum() / len(x)
+
     def run(
         self, layer: nn.LSTM, x: Tensor, state: State | None, drop: float
     ) -> tuple[Tensor, Any]:
         """Run a layer, a part of its recurrent weights dropped; return its output and states."""
-        if isinstance(self.ids, PackedSequence):
-            if state is not None:
-                assert self.first is not None
-                texts = len(self.ids.unsorted_indices)
-                zeros = (part.new_zeros(1, texts, part.shape[2]) for part in state)
-                h, c = (z.index_copy(1, self.first, s) for z, s in zip(zeros, state, strict=True))
-                state = h, c
-            packed, (h, c) = layer(self.ids._replace(data=x), state)
-            return packed.data, (h[:, self.last].detach(), c[:, self.last].detach())
-        if not drop:
-            output, (h, c) = layer(x, state)
-            return output, (h.detach(), c.detach())
-        w_ih, w_hh, *biases = layer.all_weights[0]
-        weights = [w_ih, F.dropout(w_hh, drop), *biases]
-        if state is None:
-            zeros = x.new_zeros(1, x.shape[1], layer.hidden_size)
+        packed = isinstance(self.ids, PackedSequence)
+        texts = len(self.ids.unsorted_indices) if packed else x.shape[1]
+        if packed and state is not None:
+            assert self.first is not None
+            empty = (part.new_zeros(1, texts, part.shape[2]) for part in state)
+            h, c = (z.index_copy(1, self.first, s) for z, s in zip(empty, state, strict=True))
+            state = h, c
+        if drop and state is None:
+            zeros = x.new_zeros(1, texts, layer.hidden_size)
             state = zeros, zeros
-        output, h, c = torch.lstm(x, state, weights, True, 1, 0.0, True, False, False)
+        if drop:
+            w_ih, w_hh, *biases = layer.all_weights[0]
+            weights = [w_ih, F.dropout(w_hh, drop), *biases]
+            if packed:
+                assert isinstance(self.ids, PackedSequence) and state is not None
+                state = tuple(part[:, self.ids.sorted_indices] for part in state)
+                sizes = self.ids.batch_sizes
+                output, h, c = torch.lstm(x, sizes, state, weights, True, 1, 0.0, True, False)
+                h, c = (part[:, self.ids.unsorted_indices] for part in (h, c))
+            else:
+                output, h, c = torch.lstm(x, state, weights, True, 1, 0.0, True, False, False)
+        elif packed:
+            assert isinstance(self.ids, PackedSequence)
+            sequence, (h, c) = layer(self.ids._replace(data=x), state)
+            output = sequence.data
+        else:
+            output, (h, c) = layer(x, state)
+        if packed:
+            h, c = h[:, self.last], c[:, self.last]
         return output, (h.detach(), c.detach())
 
 
@@ -123,8 +155,14 @@ def bare_batches(options: argparse.Namespace, document: int, lengths: Sequence[i
             labels += [row[a + 1 : b + 1] for a, b in pairwise(cuts)]
         begun = begun + length
         last = [*(at - 1 for at in first[1:]), len(texts) - 1]
-        packed, targets = (pack_sequence(part, enforce_sorted=False) for part in (texts, labels))
-        batches.append(Rows(packed, targets.data, torch.tensor(first), torch.tensor(last)))
+        owners = [torch.full_like(text, number) for number, text in enumerate(texts)]
+        packed, targets, owner = (
+            pack_sequence(part, enforce_sorted=False) for part in (texts, labels, owners)
+        )
+        sizes = torch.tensor([len(text) for text in texts])
+        follows = torch.arange(1, int(sizes.max()))[:, None] < sizes
+        ends = torch.tensor(first), torch.tensor(last)
+        batches.append(Rows(packed, targets.data, *ends, owner.data, follows))
     return batches
 
 
@@ -145,23 +183,17 @@ class BareLSTM(nn.Module):
         if c.embedding_dropout:
             kept = F.dropout(x.new_ones(c.vocab_size), c.embedding_dropout)
             x = x * kept[rows.data][..., None]
-        x = locked_dropout(x, c.input_dropout)
+        x = rows.locked_dropout(x, c.input_dropout)
         for number, (layer, state) in enumerate(zip(self.layers, states, strict=True), start=1):
             assert isinstance(layer, nn.LSTM)
             x, state = rows.run(layer, x, state, c.weight_dropout)
             new.append(state)
             if number < c.num_layers:
-                x = locked_dropout(x, c.dropout)
-        hidden, penalty = locked_dropout(x, c.output_dropout), 0.0
+                x = rows.locked_dropout(x, c.dropout)
+        hidden, penalty = rows.locked_dropout(x, c.output_dropout), 0.0
         if c.output_dropout:
-            change = x[1:].float() - x[:-1].float()
-            penalty = 2 * hidden.float().square().mean() + change.square().mean()
+            penalty = 2 * hidden.float().square().mean() + rows.change(x)
         return F.linear(hidden, self.embeddings.weight, self.bias), penalty, new
-
-
-def locked_dropout(x: Tensor, rate: float) -> Tensor:
-    """Drop the same features of all tokens of a row: (length, rows, size)."""
-    return x * F.dropout(x.new_ones(1, *x.shape[1:]), rate) if rate else x
 
 
 class BareBiLM(nn.Module):
@@ -403,6 +435,9 @@ def workloads(options: argparse.Namespace) -> Pairs:
         "stream": partial(make, whole, False),
         f"stream, documents of {DOCUMENT} tokens": partial(make, DOCUMENT, False),
         "bptt with dropout and penalties": partial(pair, paper, BareLSTM, BPTT, whole, False),
+        f"bptt, documents of {DOCUMENT} tokens": partial(
+            pair, paper, BareLSTM, BPTT, DOCUMENT, False
+        ),
     }
     if options.device == "cuda":
         rows["stream as CUDA graphs"] = partial(make, whole, True)
