@@ -67,6 +67,13 @@ def check_new_file(path: Path, inputs: Iterable[Path | None] = (), *, force: boo
             raise UserError(f"{path} already exists: choose another -o, or replace it with --force")
 
 
+def check_new_page(path: Path, inputs: Iterable[Path | None] = (), *, force: bool = False) -> None:
+    """Refuse an HTML report that exists, or whose name says that it is another kind of file."""
+    check_new_file(path, inputs, force=force)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"-o {path}: the page is HTML: choose a name that ends in .html")
+
+
 def check_parent_folder(path: Path) -> None:
     """Refuse an output file in a folder that does not exist."""
     if not path.parent.is_dir():
