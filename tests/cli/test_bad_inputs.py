@@ -623,6 +623,67 @@ MISTAKES = [
         "evaluate {bert} --test {labels}",
         "score it with kinfolk evaluate and the formulation prompt",
     ),
+    # Pages and folders in places where there can be none.
+    ("inspect words gpt2 -o {text}/x.html", "{text} is a file, not a folder: choose another -o"),
+    ("isotropy {bert} --text {bad}/few.txt -o {text}/x.html", "{text} is a file, not a folder"),
+    ("lr-find gpt2/nano --corpus {corpus} -o {text}/x.html", "{text} is a file, not a folder"),
+    ("audit {text} -o {labels}/x.html", "{labels} is a file, not a folder"),
+    ("evaluate {tuned} --test {labels} -o {text}/x.html", "{text} is a file, not a folder"),
+    ("predict {tuned} {labels} -o {text}/x.tsv", "{text} is a file, not a folder"),
+    ("embed {bert} {bad}/few.txt -o {text}/v.npz", "{text} is a file, not a folder"),
+    (
+        "embed {bert} {bad}/few.txt -o {tmp}/v.npz --standardize --save-transform {text}/x",
+        "{text} is a file, not a folder: choose another folder with --save-transform DIR",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} --length 32 -o {text}/x",
+        "{text} is a file, not a folder: choose another -o",
+    ),
+    ("finetune {bert} --train {labels} -o {text}/x/y", "{text} is a file, not a folder"),
+    ("compare gpt2 --corpus {text} --tokens 1e5 -o {text}/x", "{text} is a file, not a folder"),
+    ("claims memory --corpus {text} -o {text}/x", "{text} is a file, not a folder"),
+    ("claims memory --corpus {text} -o {labels}", "{labels} is a file: -o must name a folder"),
+    ("audit {text} -o {tmp}/x.txt", "{tmp}/x.txt: the page is HTML: choose a name that ends in"),
+    ("isotropy {bert} --text {bad}/few.txt -o {tmp}/x.pdf", "x.pdf: the page is HTML"),
+    ("lr-find gpt2/nano --corpus {corpus} -o {tmp}/x", "x: the page is HTML"),
+    ("probe {bert} --train {labels} --dev {labels} -o {tmp}/x.json", "x.json: the page is HTML"),
+    ("evaluate {tuned} --test {labels} -o {tmp}/x.json", "x.json: the page is HTML"),
+    ("tokenizer compare {text} --tokenizer {tok} -o {tmp}/x", "x: the page is HTML"),
+    # The newest commands.
+    ("inspect -The gpt2 -o {new}.html", "put -- before a text that begins with -"),
+    ("inspect words [/red] -o {new}.html", "[/red] is neither a folder nor a family"),
+    ("inspect words bert --target x -o {new}.html", "--target is what a decoder writes"),
+    ("inspect words gpt2 --seed 99999999999999999999 -o {new}.html", "--seed"),
+    ("embed {bert} {corpus} -o {tmp}/v.npz", "{corpus} is a folder: pass a file with one text"),
+    ("embed {bert} {bad}/half.jsonl -o {tmp}/v.npz", "contains a lone surrogate"),
+    ("embed {bert} {bad}/few.txt -o {tmp}/v.npz --device [/x]", "unknown device '[/x]'"),
+    ("isotropy {bert} --text {corpus}", "{corpus} is a folder: pass a file with one text"),
+    ("isotropy {bert} --text {bad}/few.txt --pooling [/x]", "unknown --pooling '[/x]'"),
+    (
+        "probe {bert} --train {labels} --dev {bad}/two.tsv --max-train 1",
+        "1 training row of one class (bad): probes need two; raise --max-train",
+    ),
+    ("probe {bert} --train {labels} --dev {labels} --task [/x]", "--task [/x] has no probes"),
+    ("compare gpt2 bert --corpus {text} --minutes 0 -o {new}", "--minutes must be greater than 0"),
+    (
+        "compare gpt2 bert --corpus {text} --tokens 1e30 -o {new}",
+        "--tokens must be greater than 0 and at most 1e+18 (got 1e+30)",
+    ),
+    ("compare gpt2 bert --corpus {text} --flops inf -o {new}", "at most 1e+30 (got inf)"),
+    ("compare gpt2 bert --corpus {tmp}/none --tokens 1e5 -o {new}", "{tmp}/none does not exist"),
+    ("compare gpt2 --corpus {corpus} --tokens 1e5 -o {new}", "fewer than a batch of 32 rows"),
+    ("compare gpt2 --corpus {text} --tokens 1e5 --device [/x] -o {new}", "unknown device '[/x]'"),
+    ("compare --resume {text}", "{text} is not the folder of a comparison"),
+    ("claims [/x] --corpus {text} -o {new}", "[/x]"),
+    ("claims memory --corpus {text} --device tpu -o {new}", "device 'tpu'"),
+    ("lr-find gpt2/nano --corpus {corpus} train.steps=5", "train.steps is set by the range test"),
+    ("lr-find gpt2/nano --corpus {corpus} --steps 100000000000", "--steps"),
+    ("lr-find {tuned} --corpus {corpus}", "fine-tuned"),
+    ("verify-resume gtp2", "did you mean gpt2"),
+    ("verify-resume {corpus}", "{corpus} is"),
+    ("verify-resume gpt2/nano --steps 100000000000", "--steps"),
+    ("merge {corpus} -o {new}", "{corpus} is no shard: make it with kinfolk prepare --shard i/n"),
+    ("merge {tmp}/[/x] -o {new}", "{tmp}/[/x]"),
 ]
 
 
@@ -671,6 +732,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pointer" / "model.safetensors").write_text(pointer)
     integers = {"embeddings.word_embeddings.weight": torch.ones(3, 4, dtype=torch.int32)}
     save_file(integers, folder / "integers" / "model.safetensors")
+    two = "text\tlabel\n" + "a good day\tgood\na bad day\tbad\n" * 2
+    (folder / "two.tsv").write_text(two)
     (folder / "few.txt").write_text("a cat\na dog\n" + "the cat and dog\n")
     (folder / "old.npz").write_bytes(b"")
     vectors = np.arange(12, dtype=np.float32).reshape(4, 3)

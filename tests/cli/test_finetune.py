@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kinfolk.training.provenance import Provenance
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from support import tables
@@ -115,6 +116,8 @@ def test_seeds_that_were_stopped_go_on_to_the_same_end(
     assert json.loads((out / "scores.json").read_text()) == json.loads(
         (whole / "scores.json").read_text()
     )
+    first, last = (Provenance.read(out / f"seed-{n}") for n in (0, 2))
+    assert first is not None and first == last  # the command that asked for three seeds
 
 
 def test_scratch_forgets_the_weights(

@@ -1,6 +1,7 @@
 """The command prints the losses and the suggested rates, and writes a page of its own."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def test_the_result_for_programs(kinfolk: Kinfolk, home: Home) -> None:
         assert values["tenth"] == values["diverged"] / 10
 
 
+def test_both_rates_of_muon_are_named(kinfolk: Kinfolk, home: Home) -> None:
+    arguments = (*SMALL, "--corpus", home.corpus, "train.optimizer=muon", "train.lr=1e-3")
+    said = kinfolk("lr-find", "gpt2/nano", *arguments, "train.matrix_lr=0.02")
+    assert "train.lr 0.001, train.matrix_lr 0.02" in said.out
+    (note,) = [line for line in said.err.splitlines() if "train.matrix_lr" in line]
+    assert "was 20 times as high at every step" in note
+    pairs = re.findall(r"train\.lr=(\S+) train\.matrix_lr=(\S+) \(", note)
+    assert pairs and all(float(b) == pytest.approx(20 * float(a), rel=0.02) for a, b in pairs)
+    plain = kinfolk("lr-find", "gpt2/nano", *SMALL, "--corpus", home.corpus)
+    assert "matrix_lr" not in plain.out + plain.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -46,6 +59,7 @@ def test_the_result_for_programs(kinfolk: Kinfolk, home: Home) -> None:
         ("--corpus {corpus} --steps 9", "--steps must be at least 10 (got 9)"),
         ("--corpus {corpus} --to high", "'--to': Input should be a valid number"),
         ("", "missing --corpus DIR"),
+        ("--corpus {corpus} -o lr.txt", "-o lr.txt: the page is HTML: choose a name that ends in"),
         ("--corpus {corpus} train.rate=1", "train.rate: no field 'rate'"),
         ("--corpus {corpus} --objective mlm", "gpt2 has no objective 'mlm'"),
     ],

@@ -54,14 +54,18 @@ def test_lines_name_the_step_of_a_score_and_show_the_losses_of_the_page(
         *("train.eval_every=2", "train.eval_batches=1"),
     )
     lines = [line for line in said.err.splitlines() if "  step " in line]
-    learned, held_out = curves(out, "bert")
-    score = dict(zip(held_out.xs, held_out.ys, strict=True))
+    log, (learned, held_out) = read(out), curves(out, "bert")
+    score = {
+        step: f"  eval_loss {log[step - 1]['eval_loss']:.3f} (mlm {loss:.3f}, nsp "
+        for step, loss in zip(map(int, held_out.xs), held_out.ys, strict=True)
+    }
     assert "eval_loss" not in lines[0]
-    assert f"  eval_loss {score[2]:.3f}  " in lines[1]
-    assert f"  eval_loss {score[2]:.3f} (step 2)  " in lines[2]
-    assert f"  eval_loss {score[4]:.3f}  " in lines[3]
-    for line, loss, entry in zip(lines, learned.ys, read(out), strict=True):
-        assert f"  loss {loss:.3f}  nsp {entry['losses']['nsp']:.3f}  " in line
+    assert score[2] in lines[1] and "(step 2)" not in lines[1]
+    assert score[2] in lines[2] and ") (step 2)  " in lines[2]
+    assert score[4] in lines[3]
+    for line, loss, entry in zip(lines, learned.ys, log, strict=True):
+        parts = f"(mlm {loss:.3f}, nsp {entry['losses']['nsp']:.3f})"
+        assert f"  loss {entry['loss']:.3f} {parts}  " in line
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,6 @@ def test_a_run_begins_with_its_size_and_ends_with_the_next_command(
         *("--lr", "1e-3", "--eval-every", 4, "--warmup", 2),
     )
     estimate, header = said.err.splitlines()[:2], said.err.splitlines()[2:5]
-    weights = sum(p.numel() for p in Recipe.read(out / "recipe.json").model.build().parameters())
     assert estimate[0].startswith(
         "gpt2/nano: 129,024 parameters, 512 tokens in 0.126 epochs, 0.00397"
     )
@@ -156,15 +159,33 @@ def test_a_run_begins_with_its_size_and_ends_with_the_next_command(
         r"memory: about [\d.]+ MB of [\d.,]+ GB; disk: 1 checkpoint of 1.57 MB of [\d.,]+ [GT]B",
         estimate[1],
     )
-    assert header[0] == f"gpt2/nano: {weights / 1e6:.1f}M parameters, objective clm, cpu fp32"
-    assert header[1].startswith("corpus: 4,071 tokens, 59 documents; 4 steps of 4 sequences of 32")
-    assert header[1].endswith(f"about {4 * 4 * 32 / 4071:.1f} epochs")
+    assert header[0] == "objective clm, cpu fp32"
+    assert header[1] == ("corpus: 4,071 tokens, 59 documents; 4 steps of 4 sequences of 32 tokens")
+    assert said.err.count("epochs") == said.err.count(" parameters") == 1
     assert header[2].startswith("lr 0.001 cosine, warmup 2, weight decay ")
     done, model, report, following = said.out.splitlines()
     assert re.fullmatch(r"done: 4 steps in \d+s, eval_loss \d\.\d{3}", done)
     assert model == f"model:  {out}/checkpoints/last"
     assert report == f"report: {out}/report.html"
     assert following == f"next:   kinfolk evaluate {out} --text FILE"
+
+
+def test_a_loss_of_several_parts_has_one_meaning_in_every_line(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    said = kinfolk(
+        *("pretrain", "bert/nano", "--corpus", home.corpus, "-o", out, "--steps", 4, *FEW),
+        *("--eval-every", 4),
+    )
+    line = read(out)[-1]
+    parts = line["eval_losses"]
+    assert line["eval_loss"] == pytest.approx(parts["mlm"] + parts["nsp"])
+    shown = "eval_loss {:.3f} (mlm {mlm:.3f}, nsp {nsp:.3f})".format(line["eval_loss"], **parts)
+    assert said.out.splitlines()[0].endswith(f", {shown}")  # of the line "done"
+    (last,) = [text for text in said.err.splitlines() if "  step 4/4  " in text]
+    loss = "loss {:.3f} (mlm {mlm:.3f}, nsp {nsp:.3f})".format(line["loss"], **line["losses"])
+    assert loss in last and shown in last
 
 
 @pytest.mark.parametrize("ending", ["json", "yaml"])

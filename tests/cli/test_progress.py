@@ -193,7 +193,7 @@ def test_ctrl_c_says_what_was_printed_of_the_prompts(
     [
         ("data.prepare.train_tokenizer", "tokenizer train {text} -o {out}", "nothing was written"),
         ("workflows.evaluate.score_documents", "evaluate {gpt2} --text {text}", "no score is"),
-        ("data.audit.audit", "audit {text} -o {out}", "nothing was written"),
+        ("data.audit.audit", "audit {text} -o {out}.html", "nothing was written"),
     ],
 )
 def test_ctrl_c_says_that_nothing_was_written(

@@ -192,7 +192,7 @@ def test_a_signal_to_torchrun_saves_one_checkpoint_and_says_how_to_resume(
     assert [line["step"] for line in read(out)] == [*range(1, step + 1)]
     sentence = (
         f"interrupted at step {step}: saved {out}/checkpoints/step-{step:08d}; resume with: "
-        f"torchrun --nproc-per-node 2 -m kinfolk pretrain --resume {out}"
+        f"torchrun --standalone --nproc-per-node 2 -m kinfolk pretrain --resume {out}"
     )
     assert said.err.count(sentence) == 1, said.err
     assert said.err.count("interrupted at") == 1
@@ -216,9 +216,8 @@ def test_a_killed_process_ends_torchrun_with_an_error(
     said = torchrun(2, "pretrain", "--recipe", tmp_path / "recipe.json", "-o", out, meanwhile=kill)
     assert said.code != 0
     assert said.err.count("error: another process of this run ended after step") == 1, said.err
-    assert (
-        f"resume with: torchrun --nproc-per-node 2 -m kinfolk pretrain --resume {out}" in said.err
-    )
+    command = "torchrun --standalone --nproc-per-node 2 -m kinfolk"
+    assert f"resume with: {command} pretrain --resume {out}" in said.err
     newest = checkpoint.latest_valid(out)
     assert newest is not None
     step = checkpoint.checkpoint_step(newest)

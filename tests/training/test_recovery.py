@@ -94,8 +94,35 @@ def test_a_run_that_stops_saves_the_batch_with_its_text(
         assert file.metadata() == {"batch": "5", "step": "6", "fault": f"loss is {kind}"}
     texts = text.read_text(encoding="utf-8").splitlines()
     assert len(texts) >= 4 and all(line in clean_text(home) for line in texts[0].split(". ")[1:-1])
-    assert not (run / "alarms.jsonl").exists()
     assert [line["step"] for line in read(run)] == [1, 2, 3, 4, 5]
+    assert alarms(run) == [{"step": 6, "alarm": "non_finite", "message": str(error.value)}]
+
+
+def test_a_run_that_stops_has_a_report_that_says_why(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = home.recipe("gpt2", "train.save_every=4"), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        poisoned(patch, recipe, BAD)
+        with pytest.raises(UserError, match="loss is NaN at step 6"):
+            pretrain(recipe, run)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "loss is NaN at step 6. Lower train.lr" in page and "unigram entropy" in page
+    assert f"kinfolk pretrain --resume {run}" in page
+    resume(run)  # the batch is right by now
+    assert not alarms(run)
+    assert "loss is NaN" not in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_stops_at_its_first_step_has_a_report(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = home.recipe("bert"), tmp_path / "run"
+    poisoned(monkeypatch, recipe, 0)
+    with pytest.raises(UserError, match="loss is NaN at step 1"):
+        pretrain(recipe, run)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "loss is NaN at step 1. Lower train.lr" in page
 
 
 def test_a_batch_that_cannot_be_saved_hides_nothing(
@@ -252,7 +279,8 @@ def test_a_run_in_which_no_batch_is_finite_stops_with_a_sentence(
             )
             with pytest.raises(UserError, match=sentence):
                 resume(run) if run.exists() else pretrain(recipe, run)
-    assert len(alarms(run)) == 5
+    *left_out, end = alarms(run)
+    assert len(left_out) == 5 and "the cause is not in one batch" in end["message"]
     assert (run / "checkpoints" / "last").readlink() == Path("step-00000004")
     settings = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
     settings["train"]["on_nan"] = "stop"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from contextlib import nullcontext
@@ -20,8 +21,10 @@ from kinfolk.training.log import read, samples, speed_lines
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.provenance import command_line
 from kinfolk.workflows.baselines import Baselines
+from kinfolk.workflows.evaluate import count_parameters
+from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
-from kinfolk.workflows.recipe import CorpusShare
+from kinfolk.workflows.recipe import CorpusShare, recipe
 from kinfolk.workflows.report import (
     baseline_rows,
     curves,
@@ -71,9 +74,26 @@ def test_progress_and_page_show_the_same_losses(member: str, home: Home, tmp_pat
     seen: list[Progress] = []
     run = pretrain(home.recipe(member), tmp_path / "run", callbacks=[OnStep(seen.append)])
     learned, held_out = curves(run, member)
-    assert [(p.step, p.loss) for p in seen] == list(zip(learned.xs, learned.ys, strict=True))
-    scored = [(p.step, p.eval_loss) for p in seen if p.eval_loss is not None]
-    assert scored == list(zip(held_out.xs, held_out.ys, strict=True))
+    tokens = [(p.step, next(iter(p.losses.values()), p.loss)) for p in seen]
+    assert tokens == list(zip(learned.xs, learned.ys, strict=True))
+    scored = [p for p in seen if p.eval_loss is not None]
+    tokens = [(p.step, next(iter(p.eval_losses.values()), p.eval_loss)) for p in scored]
+    assert tokens == list(zip(held_out.xs, held_out.ys, strict=True))
+    log = read(run)
+    assert [p.loss for p in seen] == [line["loss"] for line in log]
+    assert [p.eval_loss for p in seen] == [line.get("eval_loss") for line in log]
+
+
+def test_the_page_has_the_number_of_parameters(
+    home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in ("gpt2", "bert"):
+        page = (runs[name] / "report.html").read_text(encoding="utf-8")
+        (count,) = re.findall(r"<dt>parameters</dt>\s*<dd>([\d,]+)</dd>", page)
+        network, _ = load(runs[name])
+        assert int(count.replace(",", "")) == count_parameters(network)
+    counted = pretrain(recipe("ngram/2", home.corpus), tmp_path / "ngram")  # it has none
+    assert "parameters</dt>" not in (counted / "report.html").read_text(encoding="utf-8")
 
 
 def interrupt(progress: Progress) -> None:
@@ -230,7 +250,9 @@ def test_under_torchrun_the_command_starts_as_many_processes(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/v/kinfolk/__main__.py", "pretrain", "gpt2"])
     command = command_line(Processes(0, 4, 0, 4))
-    assert command == "torchrun --nproc-per-node 4 -m kinfolk pretrain gpt2"
+    assert command == "torchrun --standalone --nproc-per-node 4 -m kinfolk pretrain gpt2"
+    command = command_line(Processes(0, 8, 0, 4))  # on two machines
+    assert command == "torchrun --nnodes 2 --nproc-per-node 4 -m kinfolk pretrain gpt2"
 
 
 @pytest.mark.parametrize("member", MEMBERS)

@@ -22,7 +22,7 @@ from kinfolk.cli.output import (
     visible,
 )
 from kinfolk.cli.prepare import document_unit
-from kinfolk.workflows.folders import check_new_file
+from kinfolk.workflows.folders import check_new_page
 
 if TYPE_CHECKING:
     from kinfolk.data.audit import Audit
@@ -58,7 +58,7 @@ def audit(
     """
     unit = document_unit(document)
     if out is not None:
-        check_new_file(out, files, force=force)
+        check_new_page(out, files, force=force)
     from kinfolk.data.audit import audit
     from kinfolk.data.documents import ReadOptions
     from kinfolk.reports.audit_page import render

@@ -190,6 +190,8 @@ def read_texts(path: Path, field: str | None = None, column: str | None = None) 
     from kinfolk.data.documents import ReadOptions, is_plain_text, read_files
     from kinfolk.data.files import STDIN
 
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: pass a file with one text per line")
     if path != STDIN and not path.is_file():
         raise UserError(f"{path} does not exist: pass a file with one text per line")
     if is_plain_text(path) and field is None and column is None:

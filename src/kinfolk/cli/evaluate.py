@@ -41,7 +41,7 @@ from kinfolk.cli.output import (
 )
 from kinfolk.cli.pretrain import PAIRS, PairOptions
 from kinfolk.errors import UserError
-from kinfolk.workflows.folders import check_model_folder, check_new_file
+from kinfolk.workflows.folders import check_model_folder, check_new_page
 
 if TYPE_CHECKING:
     from kinfolk.objectives.evaluation import LikelihoodScores
@@ -292,7 +292,7 @@ def evaluate_test(
         if file is not None and not file.is_file():
             raise UserError(f"no such file: {file}")
     if out is not None:
-        check_new_file(out, (test, target, few_shot.fewshot_from, model), force=options.force)
+        check_new_page(out, (test, target, few_shot.fewshot_from, model), force=options.force)
     prompt = few_shot.given
     formulation = prompt.pop("formulation", "prompt")
     if formulation != "prompt":

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -429,7 +430,7 @@ def progress_of(run: Path, out: Path) -> AbstractContextManager["TerminalProgres
     from kinfolk.cli.run_progress import run_progress
     from kinfolk.training.distributed import Processes
 
-    resume = Processes.from_environment().command(f"finetune --resume {out}")
+    resume = Processes.from_environment().command(f"finetune --resume {quote(str(out))}")
     name = out.name if run == out else f"{out.name} {run.name}"
     return run_progress(name, resume)
 

@@ -16,7 +16,7 @@ from kinfolk.cli.output import (
     table,
 )
 from kinfolk.errors import UserError
-from kinfolk.workflows.folders import check_model_folder, check_new_file, model_or_family
+from kinfolk.workflows.folders import check_model_folder, check_new_page, model_or_family
 
 MAX_NAME_BYTES = 255  # of a file: a longer name is an error to ask for
 
@@ -56,9 +56,7 @@ def inspect(
         )
     chosen = [model_or_family(name) for name in names or ()]
     folders = [check_model_folder(name) for name in chosen if Path(name).exists()]
-    check_new_file(out, folders, force=force)
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"-o {out}: the page is HTML: choose a name that ends in .html")
+    check_new_page(out, folders, force=force)
     from kinfolk.reports.inspect_page import render
     from kinfolk.reports.page import write
     from kinfolk.workflows.inspect_page import inspect_page, inspected_families

@@ -28,7 +28,7 @@ from kinfolk.cli.output import (
     table,
 )
 from kinfolk.errors import UserError
-from kinfolk.workflows.folders import check_model_folder, check_new_file
+from kinfolk.workflows.folders import check_model_folder, check_new_page
 
 if TYPE_CHECKING:
     from kinfolk.workflows.isotropy import IsotropyResult
@@ -63,7 +63,7 @@ def isotropy(
     """
     check_model_folder(model)
     if out is not None:
-        check_new_file(out, (text, sts, model), force=force)
+        check_new_page(out, (text, sts, model), force=force)
     if columns is not None and sts is None:
         raise UserError("--columns are those of the pairs: add --sts FILE")
     if sts is not None and not sts.is_file():

@@ -22,7 +22,7 @@ from kinfolk.cli.output import (
 from kinfolk.cli.pretrain import KEYS, check_data
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.lr_range import check_range
-from kinfolk.workflows.folders import check_new_file, model_or_family
+from kinfolk.workflows.folders import check_new_page, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.workflows.lr_find import LRFindResult
@@ -57,7 +57,7 @@ def lr_find(
     mixture = check_data(corpus or [], None, required=True)
     check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
     if out is not None:
-        check_new_file(out, [Path(share.corpus) for share in mixture], force=force)
+        check_new_page(out, [Path(share.corpus) for share in mixture], force=force)
     from kinfolk.reports.lr_find_page import render
     from kinfolk.reports.page import write
     from kinfolk.workflows.lr_find import lr_find, lr_find_page
@@ -103,6 +103,6 @@ def show(result: "LRFindResult") -> None:
         (reason, "not found" if rate is None else f"{rate:.3g}")
         for reason, rate in result.suggestions
     ]
-    print_facts([*suggested, ("default of this size", f"{result.default:.3g}")])
+    print_facts([*suggested, ("default of this size", result.default_rates)])
     for sentence in result.notes:
         note(sentence)

@@ -13,7 +13,6 @@ from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
     from kinfolk.families.base import Family
-    from kinfolk.nn.language_model import ModelConfig
 
 DIMENSIONS = {  # of a size, and the fields that hold them
     "layers": "num_layers",
@@ -68,6 +67,7 @@ def members(
 def print_sizes(name: str, *, json: bool) -> None:
     """Print the sizes of a family with their parameter counts and dimensions."""
     from kinfolk.families import IndexEntry, family
+    from kinfolk.workflows.evaluate import parameter_count
 
     chosen = family(name)
     counts = {size: parameter_count(config) for size, config in chosen.sizes.items()}
@@ -98,13 +98,3 @@ def supported_uses(family: "Family") -> tuple[str, ...]:
     """Return the uses of a family."""
     tuned = ("finetune",) if family.model.gradient_free is None else ()
     return (*tuned, "evaluate", *family.capabilities)
-
-
-def parameter_count(config: "ModelConfig") -> int:
-    """Return the number of parameters of a network, without allocating them."""
-    import torch
-
-    from kinfolk.workflows.evaluate import count_parameters
-
-    with torch.device("meta"):
-        return count_parameters(config.build())

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,7 +21,6 @@ from kinfolk.cli.app import (
     flag,
     option,
 )
-from kinfolk.cli.members import parameter_count
 from kinfolk.cli.options import (
     OVERRIDES,
     UsageError,
@@ -247,14 +247,14 @@ def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[
 
 def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> None:
     """Train to the end, from the start or from the last checkpoint, and print what was made."""
-    from kinfolk.cli.run_progress import run_progress
+    from kinfolk.cli.run_progress import format_loss, run_progress
     from kinfolk.training.distributed import Processes
     from kinfolk.training.log import read, speed
     from kinfolk.workflows import pretrain as workflow
     from kinfolk.workflows import translate
 
     began, processes = time.monotonic(), Processes.from_environment()
-    resume = processes.command(f"pretrain --resume {run}")
+    resume = processes.command(f"pretrain --resume {quote(str(run))}")
     with run_progress(recipe.name, resume, header(recipe)) as progress:
         if is_new:
             workflow.pretrain(recipe, run, callbacks=[progress])
@@ -271,8 +271,11 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
         values = {"run": run, "report": page, "tokens_per_second": speed(run)}
         print_json({**values, **(score or {})})
         return
-    losses = [line["eval_loss"] for line in read(run) if line.get("eval_loss") is not None]
-    loss = f", eval_loss {losses[-1]:.3f}" if losses else ""
+    scored = [line for line in read(run) if line.get("eval_loss") is not None]
+    loss = ""
+    if scored:
+        parts = scored[-1].get("eval_losses") or {}
+        loss = f", eval_loss {format_loss(scored[-1]['eval_loss'], parts)}"
     print(f"done: {recipe.train.steps:,} steps in {duration(time.monotonic() - began)}{loss}")
     if score is not None:
         print(f"BLEU {score['bleu']:.1f} on {score['pairs']:,} pairs ({score['signature']})")
@@ -282,7 +285,10 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
 
 
 def header(recipe: "Recipe") -> list[str]:
-    """Return lines about a run: the model, the data, the training settings."""
+    """Return lines about a run: the objective, the data, the training settings.
+
+    The estimate before them has the size of the model, and the epochs.
+    """
     from kinfolk.config import type_name
     from kinfolk.training.workload import select_device
 
@@ -298,12 +304,10 @@ def header(recipe: "Recipe") -> list[str]:
     device = select_device(train.device)
     automatic = "bf16" if device.type == "cuda" else "fp32"
     precision = {"float32": "fp32", "bfloat16": "bf16"}.get(train.precision, automatic)
-    epochs = train.steps * train.batch_size * length / max(tokens, 1)
     return [
-        f"{recipe.name}: {parameter_count(recipe.model) / 1e6:.1f}M parameters, objective "
-        f"{type_name(recipe.objective)}, {device.type} {precision}",
+        f"objective {type_name(recipe.objective)}, {device.type} {precision}",
         f"corpus: {tokens:,} tokens, {documents:,} documents; {train.steps:,} steps of "
-        f"{train.batch_size} sequences of {length} tokens: about {epochs:.1f} epochs",
+        f"{train.batch_size} sequences of {length} tokens",
         f"lr {train.lr:g} {train.schedule}, warmup {train.warmup:,}, weight decay "
         f"{train.weight_decay:g}; checkpoint every {train.save_every:,} steps",
     ]

@@ -23,7 +23,7 @@ from kinfolk.cli.output import (
     saved_on_interrupt,
     table,
 )
-from kinfolk.workflows.folders import check_model_folder, check_new_file
+from kinfolk.workflows.folders import check_model_folder, check_new_page
 
 if TYPE_CHECKING:
     from kinfolk.workflows.probe_curves import ProbeCurve, ProbeCurves
@@ -57,7 +57,7 @@ def probe(
     """
     check_model_folder(model)
     if out is not None:
-        check_new_file(out, (train, dev, test, model), force=force)
+        check_new_page(out, (train, dev, test, model), force=force)
     from kinfolk.reports.page import write
     from kinfolk.reports.probe_page import render
     from kinfolk.workflows.probe_curves import probe, probe_page

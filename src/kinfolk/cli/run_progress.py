@@ -1,7 +1,7 @@
 """The progress of a training run: a live bar on a terminal, lines elsewhere."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,13 +54,12 @@ class TerminalProgress(Callback):
             self.first = progress.step - 1
             for line in self.header:
                 note(line)
-        values = f"loss {progress.loss:.3f}"
-        for name, value in list(progress.losses.items())[1:]:  # the first is the loss itself
-            values += f"  {name} {value:.3f}"
+        values = f"loss {format_loss(progress.loss, progress.losses)}"
         if progress.baseline is not None:
             values += "  {} {:.3f}".format(*progress.baseline)
         if progress.eval_loss is not None:
-            self.scores = f"  eval_loss {progress.eval_loss:.3f}{self.scores}"
+            eval_loss = format_loss(progress.eval_loss, progress.eval_losses)
+            self.scores = f"  eval_loss {eval_loss}{self.scores}"
             values += self.scores
         elif self.evaluated:
             values += f"{self.scores} (step {self.evaluated:,})"
@@ -91,6 +90,12 @@ class TerminalProgress(Callback):
                 saved = f"saved {self.checkpoint}"
             resume = f"; resume with: {self.resume}" if self.resume else ""
             note(f"interrupted at step {step}: {saved}{resume}")
+
+
+def format_loss(loss: float, parts: Mapping[str, float]) -> str:
+    """Write a loss, with its parts if there are several: 5.800 (mlm 5.110, nsp 0.690)."""
+    named = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
+    return f"{loss:.3f} ({named})" if named else f"{loss:.3f}"
 
 
 @contextmanager

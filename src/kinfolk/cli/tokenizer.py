@@ -42,7 +42,7 @@ from kinfolk.cli.output import (
     visible,
 )
 from kinfolk.files import new_folder
-from kinfolk.workflows.folders import check_new_file, check_new_folder
+from kinfolk.workflows.folders import check_new_folder, check_new_page
 
 if TYPE_CHECKING:
     from kinfolk.text.inspect import TokenView
@@ -194,7 +194,7 @@ def compare(
     `prepare --holdout 0.1` holds out.
     """
     if out is not None:
-        check_new_file(out, [*files, *(tokenizer or [])], force=force)
+        check_new_page(out, [*files, *(tokenizer or [])], force=force)
     from kinfolk.reports.page import write
     from kinfolk.reports.tokenizers_page import render
     from kinfolk.workflows.compare_tokenizers import compare

@@ -132,10 +132,15 @@ class Processes:
         return self.mesh.get_group(axis)
 
     def command(self, arguments: str) -> str:
-        """Return the command line that starts as many processes on this machine."""
+        """Return the command line that starts as many processes, on this machine or on several.
+
+        Machines also need an address to meet at (--rdzv-endpoint), which the cluster knows.
+        """
         if not self.several:
             return f"kinfolk {arguments}"
-        return f"torchrun --nproc-per-node {self.local_count} -m kinfolk {arguments}"
+        nodes = self.count // self.local_count
+        place = "--standalone" if nodes <= 1 else f"--nnodes {nodes}"
+        return f"torchrun {place} --nproc-per-node {self.local_count} -m kinfolk {arguments}"
 
     def rows(self, batch_size: int, gradient_accumulation: int) -> int:
         """Return this process's rows of a micro-batch: the same number in every process."""

@@ -16,7 +16,7 @@ from kinfolk.errors import Terminated
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes
 from kinfolk.training.loader import LostWorkerError, is_lost_worker
-from kinfolk.training.log import Log, token_loss
+from kinfolk.training.log import Log
 from kinfolk.training.recovery import NonFiniteError
 from kinfolk.training.step import StepOutput
 from kinfolk.training.watch import Watch
@@ -30,10 +30,12 @@ class Progress:
 
     step: int  # optimizer steps done
     steps: int
-    loss: float  # the token loss, as in the report
+    loss: float  # the sum of its parts, as in the log
     eval_loss: float | None  # the same on held-out data, if evaluated at this step
     tokens_per_second: float  # input tokens
-    losses: Mapping[str, float] = field(default_factory=dict)  # parts of the loss, if several
+    # Parts of both, if there are several, that of tokens first, which baselines compare with.
+    losses: Mapping[str, float] = field(default_factory=dict)
+    eval_losses: Mapping[str, float] = field(default_factory=dict)
     baseline: tuple[str, float] | None = None  # name and loss of the next to fall below, if any
 
 
@@ -271,14 +273,14 @@ class TrainLoop:
             self.log.write(number, line, timed)
             if self.watch is not None:
                 self.watch.observe(number, line, timed)
-        eval_loss = None if self.evaluation is None else token_loss(newest, "eval_loss")
         progress = Progress(
             self.global_step,
             self.train.steps,
-            token_loss(newest),
-            eval_loss,
+            newest["loss"],
+            newest.get("eval_loss"),
             speed,
             newest.get("losses", {}),
+            newest.get("eval_losses", {}),
             None if self.watch is None else self.watch.baseline,
         )
         for callback in self.callbacks:

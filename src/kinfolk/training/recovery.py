@@ -33,7 +33,11 @@ MAX_IN_A_ROW = 5
 DroppedBatches = dict[int, int]  # number of a batch: number of steps that the run went on from
 
 
-class NonFiniteError(UserError):
+class DivergedError(UserError):
+    """A run ends because its loss, its gradient or its weights are not finite."""
+
+
+class NonFiniteError(DivergedError):
     """The loss or the gradient norm of a step is NaN or infinite."""
 
     def __init__(self, what: str, step: int, remedy: str = "") -> None:

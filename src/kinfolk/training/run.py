@@ -13,9 +13,10 @@ RUN/report.html       the curves, also of a run that was interrupted
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -34,6 +35,7 @@ from kinfolk.training.provenance import Provenance
 from kinfolk.training.recovery import (
     ALARM,
     MAX_IN_A_ROW,
+    DivergedError,
     DroppedBatches,
     InitialState,
     NonFiniteError,
@@ -190,6 +192,12 @@ class Run:
                 self._end(interrupted=True)
                 self._write_report(finished=False)
                 raise
+            except DivergedError as error:
+                with suppress(OSError, UserError):  # of a full disk, which would hide the loss
+                    self.log.write_alarm(self.global_step + 1, ALARM, str(error))
+                    self._write_report(finished=False)
+                self.processes.wait()  # for the report: the end of another would end this one
+                raise
             except (LostProcessError, LostWorkerError) as error:
                 self._end(interrupted=True)
                 self._write_report(finished=False)
@@ -264,7 +272,7 @@ class Run:
         place = self.processes.from_first(lambda: self._save_batch(number, error))
         if train.on_nan == "stop" or not place:
             sentence = f". The batch {place}; with train.on_nan=skip the run leaves it out"
-            raise UserError(f"{error}{sentence if place else ''}") from error
+            raise DivergedError(f"{error}{sentence if place else ''}") from error
         newest, start = None, error.step - 1
         if train.on_nan == "rollback":
             newest = self.processes.from_first(lambda: checkpoint.latest_valid(self.folder))
@@ -273,7 +281,7 @@ class Run:
                 raise error
         count = sum(step == start for step in self.dropped.values())
         if count >= MAX_IN_A_ROW:
-            raise UserError(
+            raise DivergedError(
                 f"{error.what} at step {error.step}, after {count} batches that were left out "
                 f"since step {start}: the cause is not in one batch. {self.remedy()}. To train on "
                 f"these batches again, remove {self.folder / log.ALARMS} before"
@@ -413,10 +421,10 @@ class Run:
         A model that has diverged is refused, so that the checkpoint before stays the newest.
         """
         if not self._has_finite_weights():
-            raise UserError(f"weights are not finite after step {step}. {self.remedy()}")
+            raise DivergedError(f"weights are not finite after step {step}. {self.remedy()}")
         last = evaluation if step == self.work.train.steps else None  # before, it may recover
         if last is not None and math.isnan(last.metrics["eval_loss"]):
-            raise UserError(f"eval_loss is NaN at step {step}. {self.remedy()}")
+            raise DivergedError(f"eval_loss is NaN at step {step}. {self.remedy()}")
         if evaluation is not None and evaluation.is_best:
             self.best = evaluation.score
         # Without a comparable score, the newest checkpoint is the best.
@@ -504,7 +512,7 @@ class Run:
 
     def resume_command(self) -> str:
         """Return the command that resumes the run, with as many processes."""
-        return self.processes.command(f"{self.work.command} --resume {self.folder}")
+        return self.processes.command(f"{self.work.command} --resume {quote(str(self.folder))}")
 
 
 def all_of(values: Any, *kinds: type) -> bool:

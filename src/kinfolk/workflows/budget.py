@@ -17,6 +17,7 @@ from kinfolk.batch import Batch
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import has_static_shapes
 from kinfolk.training.capture import batch_key
+from kinfolk.training.config import MAX_STEPS
 from kinfolk.training.flops import FlopCounter
 from kinfolk.training.step import input_tokens
 from kinfolk.training.workload import optimizer_step, uses_bfloat16
@@ -28,6 +29,8 @@ Kind = Literal["minutes", "flops", "tokens"]
 
 TOLERANCE = 0.02  # largest difference between two runs, as a share of the budget
 MIN_STEPS = round(1 / TOLERANCE)  # rounding to whole steps is half a step up, and half a step down
+
+MAX_AMOUNT = {"minutes": 1e7, "flops": 1e30, "tokens": 1e18}  # of one run
 
 READ_STEPS = 256  # steps whose tokens are counted, where an epoch has more
 COUNTED_SHAPES = 4  # the most common shapes of a micro-batch, whose FLOPs are counted
@@ -59,6 +62,13 @@ HOW: dict[Kind, str] = {
 }
 
 
+def check_amount(kind: str, amount: float) -> None:
+    """Refuse a budget that is no positive number, or absurd."""
+    limit = MAX_AMOUNT[kind]
+    if not 0 < amount <= limit:
+        raise UserError(f"--{kind} must be greater than 0 and at most {limit:g} (got {amount:g})")
+
+
 @dataclass(frozen=True)
 class Budget:
     """What each run may spend on its steps."""
@@ -67,8 +77,7 @@ class Budget:
     amount: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.amount < math.inf:
-            raise UserError(f"--{self.kind} must be greater than 0 (got {self.amount:g})")
+        check_amount(self.kind, self.amount)
 
     @property
     def words(self) -> str:
@@ -116,6 +125,12 @@ def budget_steps(budget: Budget, costs: Mapping[str, Cost]) -> dict[str, int]:
             f"--{budget.kind} {format_amount(budget)} is enough for {steps[name]} steps of {name}, "
             f"and budgets that are equal within {TOLERANCE:.0%} need {MIN_STEPS}: use "
             f"--{budget.kind} {format_amount(smallest)} or more"
+        )
+    most = max(steps, key=lambda name: steps[name])
+    if steps[most] > MAX_STEPS:
+        raise UserError(
+            f"--{budget.kind} {budget.amount:g} is enough for {steps[most]:.3g} steps of {most}, "
+            f"and a run has {MAX_STEPS:.3g} at most: use a smaller budget"
         )
     return steps
 

@@ -20,6 +20,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.reports import claims_page
 from kinfolk.reports.page import write
+from kinfolk.training.workload import select_device
 from kinfolk.version import __version__
 from kinfolk.workflows.claim_list import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
 from kinfolk.workflows.claim_scores import Effect, claim_effects
@@ -31,6 +32,7 @@ from kinfolk.workflows.compare import (
     resume_race,
     start_race,
 )
+from kinfolk.workflows.folders import check_in_folder
 from kinfolk.workflows.race_data import read_task
 from kinfolk.workflows.race_plan import RaceOptions, write_json
 from kinfolk.workflows.race_pool import RaceCallback
@@ -105,7 +107,11 @@ def run_claims(
     check_document_unit(document)
     if seeds < 2:
         raise UserError(f"--seeds {seeds}: a verdict needs the spread of at least 2 seeds")
+    select_device(device)
     chosen, out = claims(names), Path(out)
+    check_in_folder(out)
+    if out.is_file():
+        raise UserError(f"{out} is a file: -o must name a folder")
     check_corpus(settings.corpus)
     by_need = tasks_by_need(settings)
     for claim in chosen if names else ():

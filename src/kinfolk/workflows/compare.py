@@ -14,6 +14,8 @@ import torch
 from kinfolk.data.documents import DocumentUnit
 from kinfolk.errors import UserError
 from kinfolk.files import folder_lock
+from kinfolk.training.workload import select_device
+from kinfolk.workflows.budget import check_amount
 from kinfolk.workflows.folders import check_new_folder
 from kinfolk.workflows.race_jobs import read_result
 from kinfolk.workflows.race_plan import (
@@ -127,7 +129,9 @@ def race_options(
     if (epochs := options.get("task_epochs")) is not None and not 0 < epochs < math.inf:
         raise UserError(f"--task-epochs must be greater than 0 (got {epochs:g})")
     check_document_unit(options.get("document", "block"))
+    select_device(options.get("device", "auto"))
     ((kind, amount),) = given.items()
+    check_amount(kind, amount)
     try:
         return RaceOptions(
             entrants=parsed,
@@ -203,6 +207,7 @@ def default_jobs(device: str) -> int:
 @contextlib.contextmanager
 def race_folder(out: Path, options: RaceOptions) -> Iterator[None]:
     """Hold the folder of a comparison; remove one that was not planned because of a mistake."""
+    new_parents = [folder for folder in out.parents if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:
         with folder_lock(out, wait=False):
@@ -213,6 +218,9 @@ def race_folder(out: Path, options: RaceOptions) -> Iterator[None]:
             except UserError:
                 if not (out / PLAN_FILE).is_file():
                     shutil.rmtree(out, ignore_errors=True)
+                    for folder in new_parents:  # the innermost first
+                        with contextlib.suppress(OSError):
+                            folder.rmdir()
                 raise
     except BlockingIOError:
         raise UserError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+import torch
 from torch import nn
 
 from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
@@ -318,3 +319,9 @@ def count_parameters(model: nn.Module) -> int:
     total = sum(p.numel() for p in model.parameters())
     tables = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
     return total - sum((t.num_embeddings - t.vocab_size) * t.embedding_dim for t in tables)
+
+
+def parameter_count(config: Any) -> int:
+    """Return the number of parameters of a network, without allocating them."""
+    with torch.device("meta"):
+        return count_parameters(config.build())

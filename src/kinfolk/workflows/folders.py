@@ -35,6 +35,14 @@ def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:
         raise UserError(f"{path} is not the name of a new folder: {remedy}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} already exists: {remedy}")
+    check_in_folder(path, remedy)
+
+
+def check_in_folder(path: Path, remedy: str = "choose another -o") -> None:
+    """Refuse an output below a file."""
+    nearest = next((parent for parent in path.parents if parent.exists()), None)
+    if nearest is not None and not nearest.is_dir():
+        raise UserError(f"{path}: {nearest} is a file, not a folder: {remedy}")
 
 
 @contextmanager
@@ -65,6 +73,14 @@ def check_new_file(path: Path, inputs: Iterable[Path | None] = (), *, force: boo
                 raise UserError(f"{path} is an input: choose another -o")
         if not force:
             raise UserError(f"{path} already exists: choose another -o, or replace it with --force")
+    check_in_folder(path)
+
+
+def check_new_page(path: Path, inputs: Iterable[Path | None] = (), *, force: bool = False) -> None:
+    """Refuse an HTML report that exists, or whose name says that it is another kind of file."""
+    check_new_file(path, inputs, force=force)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"-o {path}: the page is HTML: choose a name that ends in .html")
 
 
 def check_parent_folder(path: Path) -> None:

@@ -50,6 +50,11 @@ def split_documents_of(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in re.split(r"\n\s*\n", text) if part.strip())
 
 
+def reads_target(family: Family) -> bool:
+    """Return whether a family has a use for the target of a text."""
+    return family.architecture == "encoder-decoder" or "pairs" in family.objectives
+
+
 def inspected_families() -> list[str]:
     """Return the families of a page without names: those with an objective, and cross-view's."""
     found = index().items()
@@ -75,6 +80,11 @@ def inspect_page(
     titles = model_names([name for name in names if Path(name).exists()])
     given = tokenizer is not None
     subjects = [open_subject(name, titles.get(name), shared, given=given) for name in chosen]
+    if target is not None and not any(reads_target(subject.family) for subject in subjects):
+        raise UserError(
+            "--target is what a decoder writes about the text: inspect an encoder-decoder too, "
+            "such as t5, or remove --target"
+        )
     objectives: list[ObjectiveView] = []
     models, costs, notes = [], [], list[str]()
     for subject in subjects:

@@ -38,6 +38,7 @@ class LRFindResult:
     losses: tuple[float, ...]
     smoothed: tuple[float, ...]
     default: float  # the rate of the recipe
+    default_matrix: float | None  # with Muon its train.matrix_lr, which rises in proportion
     steepest: float | None  # rate at which the loss falls fastest; None where it does not fall
     diverged: float | None  # rate at which it is above its first value again, or not finite
 
@@ -62,7 +63,25 @@ class LRFindResult:
             notes.append(f"the loss does not fall from {self.lowest:g} on: use a lower --from")
         if self.diverged is None:
             notes.append(f"the loss does not diverge up to {self.highest:g}: use a higher --to")
+        if self.default_matrix is not None:
+            ratio = self.default_matrix / self.default
+            notes.append(
+                f"the rates are those of train.lr; train.matrix_lr, of the matrices in layers, was "
+                f"{ratio:.3g} times as high at every step: set both"
+                + "".join(
+                    f", train.lr={rate:.3g} train.matrix_lr={rate * ratio:.3g} ({reason})"
+                    for reason, rate in self.suggestions
+                    if rate is not None
+                )
+            )
         return notes
+
+    @property
+    def default_rates(self) -> str:
+        """The rates of the recipe, in words."""
+        if self.default_matrix is None:
+            return f"{self.default:.3g}"
+        return f"train.lr {self.default:.3g}, train.matrix_lr {self.default_matrix:.3g}"
 
 
 def lr_find(
@@ -86,6 +105,9 @@ def lr_find(
     """
     check_range(steps, lowest, highest)
     check_learns_by_gradients(str(model))
+    for own in ("train.steps", "train.warmup"):
+        if any(setting.partition("=")[0] == own for setting in settings_list(settings)):
+            raise UserError(f"{own} is set by the range test: remove it (--steps has its steps)")
     chosen = recipe(
         model,
         corpus,
@@ -114,6 +136,7 @@ def lr_find(
         losses=tuple(losses),
         smoothed=tuple(running_losses(losses)),
         default=chosen.train.lr,
+        default_matrix=chosen.train.matrix_lr if chosen.train.optimizer == "muon" else None,
         steepest=steepest_descent(rates, losses, steps),
         diverged=diverged,
     )
@@ -154,7 +177,7 @@ def lr_find_page(result: LRFindResult) -> LRFindPage:
         ("model", f"{result.name}, {result.objective}"),
         ("range", f"{result.lowest:g} to {result.highest:g} in {result.steps} steps"),
         ("seed", str(result.seed)),
-        ("default of this size", f"{result.default:g}"),
+        ("default of this size", result.default_rates),
     ]
     return LRFindPage(
         title=f"Learning rates of {result.name}",

@@ -40,6 +40,7 @@ from kinfolk.workflows.probe_dataset import (
 from kinfolk.workflows.probes import (
     MAX_TEST_ROWS,
     MAX_TRAIN_ROWS,
+    check_classes,
     check_probes,
     limit_words,
     random_network,
@@ -132,6 +133,7 @@ def probe(
         sample_rows(second, max_test_rows),
         sample_rows(third, max_test_rows),
     )
+    check_classes(splits[0], rows.task)
     spans = rows.task.output == "label" and splits[0][0].is_span
     kind = SpanProbeDataset if spans else ProbeDataset
     dataset = kind.open(network, loaded, rows.task, splits, pooling, PENALTIES, 0)

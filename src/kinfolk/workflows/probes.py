@@ -30,6 +30,7 @@ from kinfolk.metrics.bootstrap import (
 from kinfolk.metrics.metric import Metric
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.linear_probe import PENALTIES
+from kinfolk.reports.page import plural
 from kinfolk.tasks.dataset import sample_rows
 from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
@@ -164,6 +165,16 @@ def check_probes(network: LanguageModel, task: Task) -> None:
         raise UserError(
             f"linear probes apply to classification, regression and tagging, not to {task.kind}: "
             "choose another task"
+        )
+
+
+def check_classes(rows: Sequence[Any], task: Task) -> None:
+    """Refuse training rows of one class, which any probe tells apart."""
+    found = {task.reference(row) for row in rows} if task.output == "label" else {"", "other"}
+    if len(found) < 2:
+        raise UserError(
+            f"{plural(len(rows), 'training row')} of one class ({', '.join(map(str, found))}): "
+            "probes need two; raise --max-train, or use another file"
         )
 
 

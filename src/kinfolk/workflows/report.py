@@ -22,6 +22,7 @@ from kinfolk.training.distributed import Processes
 from kinfolk.training.log import alarms, read, samples, speed, speed_lines, token_loss
 from kinfolk.training.provenance import Provenance
 from kinfolk.workflows.baselines import Baselines, CountableText
+from kinfolk.workflows.evaluate import parameter_count
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.recipe import Recipe
 
@@ -145,6 +146,7 @@ def pretraining_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
         return counting_facts(recipe, run)
     length = recipe.objective.max_length
     return [
+        ("parameters", f"{parameter_count(recipe.model):,}"),
         ("steps", f"{recipe.train.steps:,}"),
         ("batch", f"{recipe.train.batch_size} sequences of {length} tokens"),
         ("objective", type(recipe.objective).__name__),
@@ -195,6 +197,7 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
         title=f"{recipe.name}: {', '.join(Path(file.train).name for file in recipe.datasets)}",
         subtitle="Training and dev loss, and scores on dev rows.",
         facts=[
+            ("parameters", f"{parameter_count(recipe.model):,}"),
             ("steps", f"{recipe.train.steps:,}"),
             ("batch", f"{recipe.train.batch_size} examples"),
             ("task", ", ".join(formulation.task.kind for formulation in recipe.formulations)),

@@ -18,6 +18,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import new_file, new_folder, replace_link
 from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
+from kinfolk.training.provenance import Provenance
 from kinfolk.training.workload import select_device
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
@@ -94,12 +95,21 @@ def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback
         for seed, folder in enumerate(folders if processes.is_first else ()):
             if not (folder / "recipe.json").is_file():
                 shutil.copytree(folders[0] / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+                write_provenance(folder, folders[0], processes)
                 replace(first, train=replace(first.train, seed=seed)).write(folder / "recipe.json")
         processes.wait()
         for folder in unfinished:
             with progress(folder) as callback:
                 pretrain.resume(folder, callbacks=[callback])
         return summarize_seeds(out) if processes.is_first else out
+
+
+def write_provenance(folder: Path, first: Path, processes: Processes) -> None:
+    """Write the command of the first seed, which asked for this one too, and today's versions."""
+    now, asked = Provenance.of_this_process(processes), Provenance.read(first)
+    if asked is not None:
+        now = replace(now, command=asked.command, folder=asked.folder)
+    now.write(folder)
 
 
 def summarize_seeds(out: Path) -> Path:
