@@ -76,12 +76,17 @@ def to_fact(value: Any) -> Fact:
     """Return a fact from a pair of its prompts, or one prompt, and its answer."""
     if isinstance(value, Fact):
         return value
-    if isinstance(value, tuple) and len(value) == 2:
-        prompts, answer = value
-        prompts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
-        if isinstance(answer, str) and all(isinstance(prompt, str) for prompt in prompts):
-            return Fact(prompts, answer)
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+        given, answer = value
+        prompts = [given] if isinstance(given, str) else given
+        if isinstance(answer, str) and is_texts(prompts):
+            return Fact(tuple(prompts), answer)
     raise UserError(f'{value!r} is no fact: give ("The capital of France is [MASK].", "Paris")')
+
+
+def is_texts(value: Any) -> bool:
+    """Return whether a value is a list of texts."""
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
 def read_facts(path: Path | str) -> list[Fact]:
@@ -101,8 +106,7 @@ def read_facts(path: Path | str) -> list[Fact]:
             raise UserError(f"{where} is no fact: it needs {COLUMNS}")
         given, answer = record.get("prompts", record.get("prompt")), record.get("answer")
         prompts = [given] if isinstance(given, str) else given
-        texts = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
-        if not texts or not prompts or not isinstance(answer, str):
+        if not is_texts(prompts) or not prompts or not isinstance(answer, str):
             raise UserError(f"{where} is no fact: it needs {COLUMNS}, which are texts")
         group = grouped.setdefault(record.get("fact", ("row", number)), [])
         if group and group[0][1] != answer:
