@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.fact_prompts import Fact
     from kinfolk.workflows.neurons import NeuronsResult
 
-SHOWN = 10  # neurons of a fact that are printed
+SHOWN = 3  # neurons of a fact that are printed
 
 
 @command(
@@ -53,12 +53,12 @@ def neurons(
     facts: Path | None = option("FILE", "Facts in place of PROMPT: prompts and answer of each."),
     others: Path | None = option("FILE", "Unrelated facts, on which the neurons are tested."),
     find_on: int | None = option(
-        "N", "Find neurons on the first N prompts of a fact, and test on the rest.", min=1
+        "N", "Find neurons on the first N prompts of a fact, and test on the rest."
     ),
     threshold: float = option("T", "Share of the highest attribution of a prompt.", default=0.2),
     share: float = option("P", "Share of the prompts of a fact.", default=0.7),
-    steps: int = option("N", "Points of the integral, at first.", default=20, min=2, max=640),
-    draws: int = option("N", "Sets of random neurons.", default=20, min=2, max=10_000),
+    steps: int = option("N", "Points of the integral, at first.", default=20, max=640),
+    draws: int = option("N", "Sets of random neurons.", default=20, max=10_000),
     seed: int = option("N", "Seed of random neurons.", default=0, min=0, max=2**32),
     out: Path | None = REPORT,
     force: bool = FORCE,
@@ -133,9 +133,9 @@ def one_fact(
 
 def show(result: "NeuronsResult") -> None:
     """Print the neurons of the facts, their layers, the effects and the completeness."""
-    from kinfolk.workflows.neurons_page import effect_name, fact_view
+    from kinfolk.workflows.neurons_page import fact_view
 
-    rows = table("prompt", "answer", *numbers("probability", "neurons"), "highest attribution")
+    rows = table("prompt", "answer", *numbers("probability", "neurons"), "highest")
     for fact in map(fact_view, result.facts):
         names = ", ".join(fact.neurons[:SHOWN])
         more = " ..." if len(fact.neurons) > SHOWN else ""
@@ -153,20 +153,19 @@ def show(result: "NeuronsResult") -> None:
         rows.add_row(layer.title, str(count))
     print_table(rows)
     if result.effects:
-        print_line("")
-        rows = table("neurons", *numbers("before", "change", "random", "difference", "95 %", "p"))
+        over = " and ".join(sorted({effect.over for effect in result.effects}))
+        rows = table("neurons", *numbers("before", "change", "random", "difference", "95 %"))
         for effect in result.effects:
             low, high = effect.difference_interval
             rows.add_row(
-                effect_name(effect),
-                f"{effect.before:.4f}",
-                f"{effect.change:+.4f}",
-                f"{effect.random_change:+.4f}",
-                f"{effect.difference:+.4f}",
-                f"{low:+.4f} to {high:+.4f} over {effect.over}",
-                f"{effect.p:.3f}",
+                f"{effect.operation}, {effect.group}",
+                f"{effect.before:.3f}",
+                f"{effect.change:+.3f}",
+                f"{effect.random_change:+.3f}",
+                f"{effect.difference:+.3f}",
+                f"{low:+.3f} to {high:+.3f}",
             )
-        print_table(rows, "probability of the answer")
+        print_table(rows, f"probability of the answer, intervals over {over}")
     print_line(
         "\ncompleteness: attributions of each layer add up to the difference of the outputs within "
         f"{result.completeness_error:.2%}"
