@@ -84,11 +84,12 @@ def prepare(folder: Path, known: list[Fact]) -> None:
 
 
 def train(given: argparse.Namespace, name: str) -> Path:
-    """Train a family on the text until it knows it by heart."""
+    """Train a family on the text until it knows it by heart; a finished run is used again."""
+    run = given.folder / name.replace("/", "-")
+    if (run / "checkpoints" / "last").is_dir():
+        return run
     family = name.partition("/")[0]
-    # More masks than in the paper: an answer is learned only where it is masked.
-    masked = {"objective": "mlm", "settings": {"objective.mask_rate": 0.3}}
-    options: dict[str, Any] = masked if family == "bert" else {}
+    options: dict[str, Any] = {"objective": "mlm"} if family == "bert" else {}
     recipe = kinfolk.recipe(
         name,
         given.folder / "corpus",
@@ -102,7 +103,7 @@ def train(given: argparse.Namespace, name: str) -> Path:
         device=given.device,
         **options,
     )
-    return Path(kinfolk.pretrain(recipe, given.folder / name.replace("/", "-")))
+    return Path(kinfolk.pretrain(recipe, run))
 
 
 def rows(name: str, relation: str, found_on: str, result: NeuronsResult) -> list[dict[str, Any]]:
@@ -145,14 +146,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one for each effect")
     parser.add_argument("--models", nargs="+", default=["bert/tiny", "gpt2/tiny", "t5/tiny"])
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--facts", type=int, default=40, help="of each relation")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
     known = {relation: some[: given.facts] for relation, some in facts(given.seed).items()}
-    prepare(given.folder, [fact for some in known.values() for fact in some])
+    if not (given.folder / "corpus").is_dir():
+        prepare(given.folder, [fact for some in known.values() for fact in some])
     heads = ["model", "facts", "found on", "neurons", "change", "before", "by them", "by random"]
     print("| " + " | ".join([*heads, "difference (95 %)"]) + " |")
     print("|" + " --- |" * (len(heads) + 1))
