@@ -278,6 +278,7 @@ def test_a_family_without_feed_forward_layers_is_refused(name: str, tokenizer: T
         (("It is [MASK].", "New York"), "'New York' is 2 tokens, and .* has \\[MASK\\] 1 times"),
         (("The " * 600 + "[MASK].", "Paris"), "and the model's context is"),
         (("It is [MASK].", " "), "the answer of 'It is \\[MASK\\].' is empty"),
+        (("It is [MASK].", "Oslo"), "'Oslo' has words that the tokenizer does not know"),
         ((1, 2), "is no fact: give"),
     ],
 )

@@ -154,6 +154,10 @@ def fact_inputs(model: LanguageModel, tokenizer: Tokenizer, prompt: str, answer:
     ids = split_ids(tokenizer, before, answer, "" if layout == "decoder" else after)
     if not blanks and layout == "encoder-decoder":
         ids = tokenizer.offsets(prompt)[0], tokenizer.target.offsets(answer)[0], []
+    if tokenizer.special_tokens.unk in ids[1]:
+        raise UserError(
+            f"the answer {answer!r} has words that the tokenizer does not know: give another"
+        )
     if layout is None:
         masks = blanks[0].group().count(MASK)
         return _masked_inputs(model, tokenizer, ids, prompt, answer, masks)
