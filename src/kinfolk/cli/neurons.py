@@ -44,7 +44,7 @@ SHOWN = 3  # neurons of a fact that are printed
 def neurons(
     model: Path = MODEL,
     prompt: str | None = typer.Argument(
-        None, metavar="[PROMPT]", help="Text with [MASK] for the answer."
+        None, metavar="PROMPT", help="Text with [MASK] for the answer."
     ),
     answer: str | None = option("TEXT", "Answer to PROMPT."),
     prompts: list[str] | None = option(
