@@ -268,3 +268,18 @@ def test_estimates_of_a_plan_are_printed_beside_real_steps(
     assert check["peak_speed"]("NVIDIA H200") == 989e12
     assert check["peak_speed"]("NVIDIA A100-SXM4-80GB") == 312e12
     assert check["peak_speed"]("Unknown") is None
+
+
+@pytest.mark.slow
+def test_knowledge_neurons_of_learned_facts_are_printed_for_every_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"neurons.py --folder {tmp_path / 'runs'} --out {tmp_path / 'out.jsonl'} --steps 2"
+    monkeypatch.setattr(sys, "argv", [*words.split(), "--models", "gpt2/nano", "--facts", "3"])
+    runpy.run_path(str(FILE.with_name("neurons.py")), run_name="__main__")
+    rows = [*map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())]
+    one = ["prompts", "other prompts", "other facts"]
+    groups = [group for group in (*one, "prompts", "other facts") for _ in range(2)]
+    assert [row["group"] for row in rows] == 2 * groups
+    assert all(row["completeness_error"] <= 0.01 for row in rows)
+    assert "| gpt2/nano | capital | one prompt |" in capsys.readouterr().out

@@ -91,7 +91,8 @@ def test_pages_have_commands_that_run() -> None:
     count = {page.stem: sum(code.is_run for code in printed(page)) for page in [README, *GUIDES]}
     assert count.pop("README") >= 25
     pages = {"compare", "deploy", "embed", "generation", "inspect", "results", "resume", "tasks"}
-    assert count.keys() == pages | {"text"}
+    assert count.keys() == pages | {"neurons", "text"}
+    assert count.pop("neurons") >= 4
     assert count.pop("inspect") >= 4
     assert count.pop("compare") >= 4
     assert count.pop("resume") >= 2

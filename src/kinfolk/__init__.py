@@ -36,6 +36,7 @@ Use
     inspect           what a model computes for a text: attention, hidden states, predictions
     isotropy          how evenly vectors fill their space, by layer and after transforms
     probe             what each frozen layer holds, against control tasks
+    neurons           feed-forward neurons on which the answer of a fact depends
     evaluate          likelihood of a text, or scores on labelled rows
     compare           families on a text and its tasks, with equal budgets
     resume_race       continue an interrupted comparison
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.isotropy import isotropy
     from kinfolk.workflows.load import load, logits, save
     from kinfolk.workflows.lr_find import lr_find
+    from kinfolk.workflows.neurons import neurons
     from kinfolk.workflows.plan import plan
     from kinfolk.workflows.predict import load_predictor, predict
     from kinfolk.workflows.pretrain import pretrain, resume
@@ -107,6 +109,7 @@ __all__ = [
     "logits",
     "lr_find",
     "merge_shards",
+    "neurons",
     "plan",
     "predict",
     "prepare",
@@ -147,6 +150,7 @@ _MODULES = {
     "workflows.isotropy": ["isotropy"],
     "workflows.load": ["load", "logits", "save"],
     "workflows.lr_find": ["lr_find"],
+    "workflows.neurons": ["neurons"],
     "workflows.plan": ["plan"],
     "workflows.predict": ["load_predictor", "predict"],
     "workflows.pretrain": ["pretrain", "resume"],

@@ -408,6 +408,27 @@ MISTAKES = [
         "isotropy {bert} --text {bad}/few.txt --sts {bad}/words.tsv --columns b,score",
         "--columns b,score are no pairs with scores: name two texts and a score",
     ),
+    # Knowledge neurons.
+    ("neurons {bert}", "there is no fact: give"),
+    ("neurons {bert} [MASK]", "the answer is missing: add --answer TEXT"),
+    ("neurons {bert} [MASK] --answer a --facts {labels}", "remove PROMPT, --prompt and --answer"),
+    ("neurons {bert} the --answer a", "the prompt 'the' has no [MASK]: put it where the answer"),
+    ("neurons {bert} [MASK],[MASK] --answer a", "the prompt '[MASK],[MASK]' has 2 blanks"),
+    ("neurons {bert} [MASK] --answer xylophone", "tokens, and '[MASK]' has [MASK] 1 times: write"),
+    ("neurons {gpt2} [MASK] --answer a --facts {tmp}/none", "remove PROMPT, --prompt and --answer"),
+    ("neurons {gpt2} --facts {tmp}/none", "no such file: {tmp}/none"),
+    ("neurons {gpt2} --facts {bad}/empty.txt", "{bad}/empty.txt has no facts: each needs"),
+    ("neurons {gpt2} --facts {bad}/words.tsv", "has the columns a, b, score: it needs prompt"),
+    ("neurons {gpt2} --facts {bad}/rows.jsonl", "line 2 of {bad}/rows.jsonl is not JS"),
+    ("neurons {bert} --facts {bad}/long-fact.jsonl", "tokens, and the model's context is 32: shor"),
+    ("neurons {gpt2} --facts {bad}/long-fact.jsonl", "tokens, and the model's context is 32: shor"),
+    ("neurons {t5} [MASK] --answer a --others {bad}/empty.txt", "{bad}/empty.txt has no facts"),
+    ("neurons {bad}/whole.arpa [MASK] --answer a", "ngram models have no feed-forward layers"),
+    ("neurons {tuned} [MASK] --answer a", "the model was fine-tuned: its task head predicts"),
+    ("neurons {bert} [MASK] --answer a --threshold 2", "threshold 2: it must be above 0"),
+    ("neurons {bert} [MASK] --answer a --share 0", "share 0: it must be above 0"),
+    ("neurons {bert} [MASK] --answer a --draws 1", "draws 1: it must be at least 2"),
+    ("neurons {bert} [MASK] --answer a -o {text}", "{text} already exists"),
     # Folders.
     ("export {gpt2} -o {home}", "{home} already exists"),
     ("export {gpt2} -o .", ". is not the name of a new folder: choose another -o"),
@@ -708,6 +729,10 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "none.arpa").write_text("a text\n")
     arpa = "\\data\\\nngram 1=4\n\\1-grams:\n-1\t<unk>\n-1\ta\n-1\t<s>\n-1\t</s>\n"
     (folder / "last.arpa").write_text(arpa)
+    (folder / "whole.arpa").write_text(arpa + "\n\\end\\\n")
+    (folder / "long-fact.jsonl").write_text(
+        '{"prompt": "%s[MASK]", "answer": "a"}' % ("the cat " * 40)
+    )
     (folder / "cut.arpa").write_text(arpa.replace("-1\ta\n", "\\2-grams:\n"))
     (folder / "word.arpa").write_text(arpa.replace("-1\t<unk>", "much\t<unk>"))
     (folder / "far.txt").write_text("q\u0301q\u0301" + " 0.5" * 64 + "\n", encoding="utf-8")

@@ -29,6 +29,7 @@ COMMANDS = (
     "inspect",
     "isotropy",
     "probe",
+    "neurons",
     "embed",
     "plan",
     "claims",

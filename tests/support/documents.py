@@ -47,6 +47,7 @@ REDUCTIONS = (
     (r"^(kinfolk verify-resume .*)$", r"\1 --steps 4"),
     (r"^(kinfolk plan .*)$", r"\1 --length 32"),
     (r"^(kinfolk probe .*)$", r"\1 --seeds 1"),
+    (r"^(kinfolk neurons .*)$", r"\1 --draws 2"),
     (r"--minutes \d+", "--tokens 4000"),
     (r"\bminutes=\d+", "tokens=4000, length=16, batch_size=4, samples=2, jobs=0"),
     (r"/tiny\b", "/nano"),
@@ -248,6 +249,10 @@ def write_inputs(folder: Path) -> None:
         )
     for name in ("ner.txt", "ner-dev.txt"):
         texts[name] = "\n\n".join(tagged(sentence(rng)) for _ in range(24)) + "\n"
+    texts["facts.jsonl"] = "".join(
+        json.dumps({"prompts": [f"{sentence(rng)} It was [MASK]."] * 2, "answer": answer}) + "\n"
+        for answer in ("late", "new")
+    )
     texts["glove.6B.50d.txt"] = "".join(vector(word) for word in {*lines(20).split()})
     for name, count in {"train": 60, "val": 4}.items():
         source = lines(count)

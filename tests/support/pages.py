@@ -18,6 +18,7 @@ from kinfolk.reports import (
     inspect_page,
     isotropy_page,
     lr_find_page,
+    neurons_page,
     probe_page,
     race_page,
     run_page,
@@ -409,6 +410,39 @@ def probed_layers() -> str:
     return probe_page.render(values)
 
 
+def knowledge_neurons() -> str:
+    """Return the page of the knowledge neurons of 30 facts in a model of 12 layers."""
+    names = ("suppressed, prompts they were found on", "amplified, other prompts of the facts")
+    values = neurons_page.NeuronsPage(
+        title=f"Knowledge neurons of {LONG}",
+        effects=[
+            neurons_page.EffectView(
+                name,
+                0.62,
+                (-0.3 + 0.5 * n, -0.35 + 0.5 * n, -0.25 + 0.5 * n),
+                (-0.01, -0.02, 0.0),
+                (-0.29 + 0.5 * n, -0.34 + 0.5 * n, -0.24 + 0.5 * n),
+                0.001,
+            )
+            for n, name in enumerate(names)
+        ],
+        over="facts",
+        layers=[(f"layer {n}", n * n) for n in range(1, 13)],
+        completeness=[(f"layer {n}", 0.01 * n, 0.01 * n) for n in range(1, 13)],
+        highest=[(f"12.{40 * n}", 0.05 / n) for n in range(1, 11)],
+        facts=[
+            neurons_page.FactView(
+                f"The capital of {n} {EVIL} is [MASK].", "Paris", 0.6, 0.1, 0.7, ["12.1042"] * n
+            )
+            for n in range(1, 31)
+        ]
+        + [neurons_page.FactView("The capital of Norway is [MASK].", "Oslo", 0.1, None, None, [])],
+        settings=[("model", LONG), ("facts", "31")],
+        notes=["A causal model reads what is before the blank; what follows is left out.", EVIL],
+    )
+    return neurons_page.render(values)
+
+
 def rising_rates() -> str:
     """Return the page of a learning-rate range test."""
     rates = [10 ** (-6 + 6 * step / 99) for step in range(100)]
@@ -453,6 +487,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "inspect": inspection,
     "isotropy": uneven_vectors,
     "probe": probed_layers,
+    "neurons": knowledge_neurons,
     "gallery": gallery,
     "race": race_report,
 }

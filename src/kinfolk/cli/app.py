@@ -16,6 +16,7 @@ from kinfolk.version import __version__
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "merge", "plan", "lr-find", "pretrain"),
     *("finetune", "verify-resume", "evaluate", "compare", "claims", "inspect", "isotropy", "probe"),
+    "neurons",
     *("generate", "fill", "chat", "translate", "summarize", "predict", "embed"),
     *("members", "import", "export", "push"),
 )

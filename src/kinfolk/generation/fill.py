@@ -100,7 +100,7 @@ def fill_masks(
     with eval_mode(model):
         is_mask = inputs.input_ids == mask
         if model.decoding == "two-stream":  # XLNet: masks are hidden, and each is predicted
-            inputs = _query_inputs(inputs, is_mask)
+            inputs = query_inputs(inputs, is_mask)
         output = model.forward_lm(inputs)
         hidden = output.hidden[is_mask] if inputs.target_positions is None else output.hidden[0]
         logits = model.lm_logits(hidden).logits().float()
@@ -114,7 +114,7 @@ def fill_masks(
     return [list(zip(*row, strict=True)) for row in rows]
 
 
-def _query_inputs(inputs: Inputs, is_mask: Tensor) -> Inputs:
+def query_inputs(inputs: Inputs, is_mask: Tensor) -> Inputs:
     """Predict the masks of one text, each from all unmasked tokens."""
     order = is_mask.to(inputs.attention_mask.key_order.dtype)
     token_type_ids = torch.zeros_like(inputs.input_ids)

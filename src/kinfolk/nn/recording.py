@@ -100,18 +100,22 @@ def masked_scores(
 def record_layers_and_attention(model: LanguageModel) -> Iterator[Recording]:
     """Record the forward passes in the block; the network is as it was when the block ends."""
     recording, handles = Recording(), list[RemovableHandle]()
-    stacks = [
-        (name.rpartition(".")[0], part)
-        for name, part in model.named_modules()
-        if isinstance(part, LayerStack | SharedLayers)
-    ]
     try:
-        for name, stack in stacks:
-            handles += _record_stack(recording, name, stack)
+        for path, stack in layer_stacks(model).items():
+            handles += _record_stack(recording, path.rpartition(".")[0], stack)
         yield recording
     finally:
         for handle in handles:
             handle.remove()
+
+
+def layer_stacks(model: LanguageModel) -> dict[str, LayerStack | SharedLayers]:
+    """Return the stacks of layers by their path."""
+    return {
+        path: part
+        for path, part in model.named_modules()
+        if isinstance(part, LayerStack | SharedLayers)
+    }
 
 
 def _record_stack(recording: Recording, name: str, stack: nn.Module) -> list[RemovableHandle]:
