@@ -459,12 +459,13 @@ def ours(
         return Side(
             name=name,
             step=run,
-            states=lambda: [*step.learner.parameters(), *optimizer_tensors(step.optimizer)],
+            states=lambda: step_tensors(step),
             device=device,
             pool=pool,
             filled=filled / slots,
             slots_per_token=slots / sum(counts),
             build_seconds=time.perf_counter() - began,
+            compile_seconds=lambda: step.compile_seconds,
             **more,
         )
 
@@ -541,7 +542,7 @@ def eager_side(
         name="peer",
         step=lambda number: step(number, ready[number % len(ready)][0]).loss,
         tokens=lambda number: ready[number % len(ready)][1],
-        states=lambda: [*step.learner.parameters(), *optimizer_tensors(step.optimizer)],
+        states=lambda: step_tensors(step),
         device=device,
         pool=len(ready),
         filled=sum(map(occupied, streams)) / slots,
@@ -557,6 +558,12 @@ def streams_of(inputs: Inputs) -> list[Inputs]:
 def occupied(stream: Inputs) -> int:
     """Count the slots that hold something."""
     return int((stream.attention_mask.document_ids != PADDING_ID).sum())
+
+
+def step_tensors(step: TrainStep) -> list[Tensor]:
+    """Return the weights of a step, its master weights and the state of its optimizer, each once."""
+    tensors = [*step.learner.parameters(), *step.updated, *optimizer_tensors(step.optimizer)]
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

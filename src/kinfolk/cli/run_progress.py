@@ -54,6 +54,8 @@ class TerminalProgress(Callback):
             self.first = progress.step - 1
             for line in self.header:
                 note(line)
+        if progress.compile_seconds:
+            note(f"compiled in {progress.compile_seconds:.1f} s")
         values = f"loss {progress.loss:.3f}"
         for name, value in list(progress.losses.items())[1:]:  # the first is the loss itself
             values += f"  {name} {value:.3f}"

@@ -15,11 +15,13 @@ from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
 from kinfolk.training.activation_checkpoint import checkpoint_activations
+from kinfolk.training.compilation import CompiledModules, CompilePlan, plan_compilation
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.loader import WithTexts, data_loader
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
+from kinfolk.training.master_weights import MasterWeights, check_master_weights
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, Step, TrainStep
@@ -59,6 +61,7 @@ class Workload(ABC):
     # Its evaluation calls the model itself, not the loss alone: a sharded one is gathered for it.
     evaluates_model: bool = False
     dropped: Collection[int] = ()  # numbers of batches that are left out
+    compile_plan = CompilePlan("no")  # of its step
 
     @classmethod
     @abstractmethod
@@ -132,7 +135,11 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     schedule = lr_schedule(train)
     learner = Learner(model, work.objective)
     row_length = static_row_length(work)
-    compiled = train.compiles(cuda=cuda, row_length=row_length)
+    parameters = sum(p.numel() for p in model.parameters())
+    kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
+    plan = plan_compilation(
+        train, cuda=cuda, row_length=row_length, parameters=parameters, replays=replays
+    )
     if train.checkpoint_activations == "yes":
         checkpoint_activations(model)
     shards = None
@@ -141,9 +148,8 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
 
         check_shardable(work)
         dynamic = row_length is None
-        shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
-    parameters = sum(p.numel() for p in model.parameters())
-    kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
+        compiles = plan.mode != "no"
+        shards = Shards(learner, device, work.processes, compiled=compiles, dynamic=dynamic)
     if work.processes.pipeline > 1:
         from kinfolk.training.pipeline import PipelineStep  # takes seconds
 
@@ -155,18 +161,25 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
                 "parts of this model: leave it at auto"
             )
         replays = False
-    if compiled and shards is None:
+    compiled = None
+    if shards is None:
         whole: torch.nn.Module = learner if work.processes.is_last_stage else model
-        whole.compile(dynamic=row_length is None)
+        compiled = CompiledModules.of(plan.mode, whole, dynamic=row_length is None)
+    work.compile_plan = plan
+    optimizer = build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay)
+    master_weights = None
+    if train.master_weights == "yes":
+        check_master_weights(work, bfloat16=bfloat16)
+        master_weights = MasterWeights(model, optimizer)
     return kind(
         learner,
-        build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay),
+        optimizer,
         lambda number: train.lr * schedule(number),
         clip=train.grad_clip,
         seed=train.seed,
         device=device,
         bfloat16=bfloat16,
-        block_masks=compiled and cuda and row_length is not None and shards is None,
+        block_masks=compiled is not None and cuda and row_length is not None,
         cuda_graph=replays,
         memory=work.memory,
         unfreezing=work.unfreezing,
@@ -177,6 +190,8 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         processes=work.processes,
         shards=shards,
         shard=work.shard,
+        compiled=compiled,
+        master_weights=master_weights,
     )
 
 
