@@ -561,7 +561,7 @@ def occupied(stream: Inputs) -> int:
 
 
 def step_tensors(step: TrainStep) -> list[Tensor]:
-    """Return the weights of a step, its master weights and the state of its optimizer, each once."""
+    """Return weights, master weights and the state of the optimizer, each tensor once."""
     tensors = [*step.learner.parameters(), *step.updated, *optimizer_tensors(step.optimizer)]
     return list({id(tensor): tensor for tensor in tensors}.values())
 

@@ -13,12 +13,17 @@ from torch.utils.data import Dataset
 
 from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
 from kinfolk.errors import UserError
-from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
+from kinfolk.nn.language_model import (
+    LanguageModel,
+    has_static_shapes,
+    reads_texts,
+    uses_varlen_attention,
+)
 from kinfolk.training.activation_checkpoint import checkpoint_activations
 from kinfolk.training.compilation import CompiledModules, CompilePlan, plan_compilation
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
-from kinfolk.training.loader import WithTexts, data_loader
+from kinfolk.training.loader import WithSequenceOffsets, WithTexts, data_loader
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
 from kinfolk.training.master_weights import MasterWeights, check_master_weights
@@ -29,6 +34,8 @@ from kinfolk.training.watch import LossBaseline
 
 if TYPE_CHECKING:
     from kinfolk.training.model_shard import ModelShard
+
+MAX_VARLEN_HEAD = 256  # features of an attention head that FlashAttention can compute
 
 LossFn = Callable[[Batch[Any]], Loss]
 
@@ -97,6 +104,8 @@ class Workload(ABC):
     def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
         """Yield the micro-batches of each step from `start` on."""
         batches = WithTexts(self.batches) if reads_texts(self.model) else self.batches
+        if self.train.attention == "varlen":
+            batches = WithSequenceOffsets(batches)
         return data_loader(batches, self.train, start, pinned, self.processes, dropped=self.dropped)
 
     def batch_parts(self, number: int) -> list[Batch[Any]]:
@@ -166,6 +175,8 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         whole: torch.nn.Module = learner if work.processes.is_last_stage else model
         compiled = CompiledModules.of(plan.mode, whole, dynamic=row_length is None)
     work.compile_plan = plan
+    block_sparse = compiled is not None and cuda and row_length is not None
+    check_attention(work, block_sparse=block_sparse, half=cuda and bfloat16)
     optimizer = build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay)
     master_weights = None
     if train.master_weights == "yes":
@@ -179,7 +190,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         seed=train.seed,
         device=device,
         bfloat16=bfloat16,
-        block_masks=compiled is not None and cuda and row_length is not None,
+        block_masks=block_sparse and train.attention != "sdpa",
         cuda_graph=replays,
         memory=work.memory,
         unfreezing=work.unfreezing,
@@ -193,6 +204,24 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         compiled=compiled,
         master_weights=master_weights,
     )
+
+
+def check_attention(work: Workload, *, block_sparse: bool, half: bool) -> None:
+    """Refuse a kernel of attention that the run cannot use."""
+    setting, reason = f"train.attention={work.train.attention}", None
+    if work.train.attention == "flex" and not block_sparse:
+        reason = "is compiled for rows of one length on CUDA: add train.compile=yes"
+    if work.train.attention == "varlen":
+        config = work.model.pretrained.config
+        size = config.head_dim or config.hidden_size // config.num_heads
+        if not half:
+            reason = "computes in bfloat16 on CUDA"
+        elif not uses_varlen_attention(work.model):
+            reason = f"has no bias or recurrence, which {work.model.family_name} needs"
+        elif size % 8 or size > MAX_VARLEN_HEAD:
+            reason = f"needs heads of up to {MAX_VARLEN_HEAD} features, a multiple of 8, not {size}"
+    if reason is not None:
+        raise UserError(f"{setting} {reason}; train.attention=auto uses another kernel")
 
 
 def check_shardable(work: Workload) -> None:
