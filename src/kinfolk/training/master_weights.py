@@ -9,42 +9,9 @@ operations that autocast runs in float32 (norms, softmax, losses) still do.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-
-from kinfolk.errors import UserError
-from kinfolk.nn.language_model import has_static_shapes
-
-if TYPE_CHECKING:
-    from kinfolk.training.workload import Workload
-
-SETTING = "train.master_weights=yes"
-
-
-def check_master_weights(work: "Workload", *, bfloat16: bool) -> None:
-    """Refuse runs whose weights cannot be rounded."""
-    if not bfloat16:
-        raise UserError(
-            f"{SETTING} keeps the model in bfloat16, and this run computes in float32: use "
-            "train.precision=bfloat16, or leave it at no"
-        )
-    if work.train.parallel == "fsdp" or work.shard is not None:
-        raise UserError(
-            f"{SETTING}: every process must hold the whole model; use train.parallel=ddp, "
-            "train.tensor=1 and train.pipeline=1, or leave it at no"
-        )
-    if work.attack is not None:
-        raise UserError(
-            f"{SETTING}: --adversarial-epsilon adds to the embeddings less than bfloat16 can tell; "
-            "use one of them"
-        )
-    if not has_static_shapes(work.model):
-        raise UserError(
-            f"{SETTING}: recurrent layers keep their weights outside of their parameters, which "
-            "cannot be rounded; leave it at no"
-        )
 
 
 class MasterWeights:

@@ -26,7 +26,7 @@ from kinfolk.training.distributed import Processes
 from kinfolk.training.loader import WithSequenceOffsets, WithTexts, data_loader
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
-from kinfolk.training.master_weights import MasterWeights, check_master_weights
+from kinfolk.training.master_weights import MasterWeights
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, Step, TrainStep
@@ -222,6 +222,31 @@ def check_attention(work: Workload, *, block_sparse: bool, half: bool) -> None:
             reason = f"needs heads of up to {MAX_VARLEN_HEAD} features, a multiple of 8, not {size}"
     if reason is not None:
         raise UserError(f"{setting} {reason}; train.attention=auto uses another kernel")
+
+
+def check_master_weights(work: Workload, *, bfloat16: bool) -> None:
+    """Refuse runs whose weights cannot be rounded."""
+    setting = "train.master_weights=yes"
+    if not bfloat16:
+        raise UserError(
+            f"{setting} keeps the model in bfloat16, and this run computes in float32: use "
+            "train.precision=bfloat16, or leave it at no"
+        )
+    if work.train.parallel == "fsdp" or work.shard is not None:
+        raise UserError(
+            f"{setting}: every process must hold the whole model; use train.parallel=ddp, "
+            "train.tensor=1 and train.pipeline=1, or leave it at no"
+        )
+    if work.attack is not None:
+        raise UserError(
+            f"{setting}: --adversarial-epsilon adds to the embeddings less than bfloat16 can tell; "
+            "use one of them"
+        )
+    if not has_static_shapes(work.model):
+        raise UserError(
+            f"{setting}: recurrent layers keep their weights outside of their parameters, which "
+            "cannot be rounded; leave it at no"
+        )
 
 
 def check_shardable(work: Workload) -> None:
