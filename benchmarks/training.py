@@ -24,7 +24,8 @@ A variant is measured without the feed. The peer gets its batches ready on the d
     electra, glm         transformers has no such loss: our own network, eager, a text a row, padded
     transformer_xl       nor this one: our own network, eager, the same rows and memory
 
-On CUDA a peer of transformers is measured a second time under torch.compile. Both sides have the
+With `--grouped` a padded peer is measured with batches of texts of about one length too, and on
+CUDA every peer of transformers under torch.compile. Both sides have the
 same weights, no dropout, fused AdamW, bfloat16 autocast on CUDA and float32 on the CPU, and about
 as many tokens to an update: where padding makes the peer's batches hold fewer, it accumulates
 gradients over several batches of the same number of rows.
@@ -696,6 +697,7 @@ class Settings:
     seconds: float  # of measuring, all sides together
     pool: int  # batches that are made, and run through over and over
     compiled: bool  # the peer too
+    grouped: bool  # the peer also with batches of texts of about one length
     variants: Sequence[Sequence[str]]  # settings of other runs
     ceiling: float  # FLOP/s
 
@@ -812,11 +814,27 @@ def peer_sides(
         return [
             eager_side(Measured(model, objective, dataset, eager, s.device), groups, s.device)
         ], checked
-    single = readings(work, shuffled, rows, s.length or work.length)
-    together = updates_together(per_step, [r.tokens for r in single])
-    grouped = [single[i : i + together] for i in range(0, len(single) - together + 1, together)]
     optimizer = build_optimizer(peer, run_settings(rows, ()))
+
+    def groups_of(some: Sequence[Text]) -> list[list[Reading]]:
+        single = readings(work, some, rows, s.length or work.length)
+        together = updates_together(per_step, [r.tokens for r in single])
+        ends = range(0, len(single) - together + 1, together)
+        return [single[i : i + together] for i in ends]
+
+    grouped = groups_of(shuffled)
     sides = [transformers_side("peer", peer, peer, optimizer, grouped, s.device)]
+    if s.grouped and work.join is None:
+        # Texts of about one length share a batch; batches come in any order.
+        rank = np.argsort([t.tokens for t in shuffled], kind="stable")
+        cuts = np.array_split(rank, max(1, len(rank) // rows))
+        mixed = np.random.default_rng(SEED + 2).permutation(len(cuts))
+        alike = [shuffled[i] for number in mixed for i in cuts[number][:rows]]
+        sides.append(
+            transformers_side(
+                "peer, grouped by length", peer, peer, optimizer, groups_of(alike), s.device
+            )
+        )
     if s.compiled and s.device.type == "cuda":
         forward = torch.compile(peer)
         sides.append(
@@ -915,6 +933,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seconds", type=float, default=15, help="of measuring a workload")
     parser.add_argument("--pool", type=int, default=8, help="batches that are run through")
     parser.add_argument("--plain", action="store_true", help="do not compile the peer on CUDA")
+    parser.add_argument(
+        "--grouped", action="store_true", help="measure padded peers grouped by length too"
+    )
     told = parser.parse_args(arguments)
     cuda = torch.cuda.is_available() if told.device == "auto" else told.device == "cuda"
     if cuda and not torch.cuda.is_available():
@@ -929,6 +950,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         seconds=told.seconds,
         pool=told.pool,
         compiled=not told.plain,
+        grouped=told.grouped,
         variants=[text.split(",") for text in told.variant],
         ceiling=measure_ceiling(device, WARM_UP if cuda else min(0.5, told.seconds)),
     )

@@ -76,13 +76,16 @@ def test_a_workload_and_a_variant_of_its_settings_are_in_one_table(
     training: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*SMALL.split(), "--workloads", "bert", "--variant", "optimizer=adamw_rms,eps=1e-6"]
-    found = training.main(arguments)
-    variant = "kinfolk, optimizer=adamw_rms, eps=1e-6"
-    assert found["bert"]["sides"].keys() == {"peer", "kinfolk", "kinfolk, no feed", variant}
+    found = training.main([*arguments, "--grouped"])
+    variant, grouped = "kinfolk, optimizer=adamw_rms, eps=1e-6", "peer, grouped by length"
+    sides = found["bert"]["sides"]
+    assert sides.keys() == {"peer", grouped, "kinfolk", "kinfolk, no feed", variant}
+    assert sides[grouped]["filled"] > sides["peer"]["filled"]
     out = capsys.readouterr().out
     table = [line.split("|") for line in out.splitlines() if line.startswith("|")]
     assert [row[2].strip() for row in table[2:]] == [
-        *("BertForMaskedLM", "kinfolk", "kinfolk, no feed", variant)
+        *("BertForMaskedLM", "BertForMaskedLM, grouped by length"),
+        *("kinfolk", "kinfolk, no feed", variant),
     ]
 
 
