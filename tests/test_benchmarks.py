@@ -124,8 +124,8 @@ def test_the_peer_of_gpt2_gets_full_rows_of_the_same_texts(training: ModuleType)
     assert sum(r.tokens for r in found) <= sum(t.tokens for t in texts)
 
 
-def test_networks_that_differ_are_not_timed(
-    training: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_networks_that_differ_are_not_timed_and_the_others_are(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     honest = training.open_peer
 
@@ -137,6 +137,11 @@ def test_networks_that_differ_are_not_timed(
     monkeypatch.setattr(training, "open_peer", bent)
     with pytest.raises(SystemExit, match="do not compute the same"):
         training.main([*SMALL.split(), "--workloads", "gpt2"])
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit, match="gpt2: the two sides do not compute the same"):
+        training.main([*SMALL.split(), "--workloads", "gpt2", "glm"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "glm" in found and "gpt2" not in found
 
 
 @pytest.fixture(scope="module")

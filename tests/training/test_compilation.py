@@ -17,6 +17,7 @@ from kinfolk.cli.run_progress import TerminalProgress
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import PackedDataset
 from kinfolk.families import families
+from kinfolk.nn.language_model import attention_windows
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.compilation import CompiledModules, plan_compilation
 from kinfolk.training.config import TrainConfig
@@ -101,9 +102,9 @@ def test_what_is_asked_for_is_compiled_without_a_reason(compile: str, mode: str)
     assert plan(10**6, cuda=False).mode == plan(10**6, row_length=None).mode == "no"
 
 
-def batch(objective: Any) -> Batch[Any]:
+def batch(objective: Any, seed: int = 0) -> Batch[Any]:
     """Make a batch of ragged texts."""
-    numbers = torch.Generator().manual_seed(0)
+    numbers = torch.Generator().manual_seed(seed)
     sizes = torch.randint(3, 60, (30,), generator=numbers).tolist()
     texts = [torch.randint(110, VOCAB, (n,), generator=numbers).tolist() for n in sizes]
     documents = InMemoryDocuments.from_lists([[t[: len(t) // 2], t[len(t) // 2 :]] for t in texts])
@@ -166,6 +167,31 @@ def test_layers_of_one_shape_are_compiled_once(
     assert CompiledModules.of("layers", learner, dynamic=False) is not None
     for _ in range(2):
         gradients(learner, batch(objective))
+    assert len(compiled) == graphs
+
+
+@torch.no_grad()  # FlexAttention has no backward pass on a CPU
+@pytest.mark.parametrize(("name", "graphs"), [("gpt2", 1), ("gpt3", 2), ("t5", 2)])
+def test_block_masks_of_other_batches_compile_nothing_again(
+    name: str, graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    use_backend(monkeypatch, backend)
+    model, objective = setting(name, num_layers=4)
+    learner = Learner(model, objective)
+    plain = Learner(copy.deepcopy(model), objective)
+    assert CompiledModules.of("layers", learner, dynamic=False) is not None
+    for seed in range(3):
+        data = batch(objective, seed)
+        sparse = data.inputs.with_block_masks(attention_windows(learner))
+        expected = plain(data.inputs, data.targets).mean(data.counts)
+        found = learner(sparse, data.targets).mean(data.counts)
+        assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     assert len(compiled) == graphs
 
 
