@@ -1,85 +1,90 @@
 """How fast kinfolk trains, beside transformers, on the same network and the same texts.
 
-    python benchmarks/training.py --json                 every work
-    python benchmarks/training.py --json --only bert     one work
+    python benchmarks/training.py                                 every workload
+    python benchmarks/training.py --workloads bert t5 --json      some of them
+    python benchmarks/training.py --workloads gpt2 --variant master_weights=yes
 
-A *work* is a network and a way of learning: `gpt2` (next token), `bert` (masked words), `t5` (span
-corruption). Counted are **useful tokens a second of whole training steps**:
+Counted are **useful tokens a second of whole training steps**: forward, backward, clipping of the
+gradient and the AdamW update. A useful token is a token of a text; padding, [CLS], [SEP], ends and
+sentinels are not. Texts have log-normal lengths (median 120 tokens or half a row, whichever is
+less; sigma 1) and words by Zipf's law.
 
-- A step is forward, backward, clipping of the gradient, the AdamW update and the emptying of the
-  gradients. The input pipeline is left out: all batches lie on the device, ready made.
-- A useful token is a token of a text. Padding, [CLS], [SEP], ends and sentinels do not count.
-- Texts have log-normal lengths (median 120 tokens or half a row, whichever is less; sigma 1), are
-  clipped so that each fits a row, and have their words by Zipf's law. Both sides learn from the
-  same texts with the same masks and spans; what does not fill a last update is left out.
-- Both sides have the same weights, no dropout, the same fused AdamW, bfloat16 autocast on CUDA and
-  float32 on the CPU, and about as many tokens to an update: where padding makes the peer's batches
-  hold fewer, it accumulates gradients over several batches of the same number of rows.
+kinfolk runs what `kinfolk pretrain` runs: the data set, the data loader and the step that a `Run`
+makes from the settings (`--variant` changes them, `train.` left out). It is measured twice:
 
-kinfolk runs as `kinfolk pretrain` runs: packed rows, `Learner` and `Step`, compiled on CUDA. The
-peer is transformers' own class in training mode with its default attention and its own loss, fed by
-the field's usual practice:
+    kinfolk            from the documents to the update: packing, masking, loading, copying
+    kinfolk, no feed   the same step on batches that are on the device
 
-    gpt2   texts joined by an end token and cut into full rows: no padding, sight across texts
-    bert   a text a row, padded to the longest of the batch, with a mask (run_mlm's line by line)
-    t5     a text a row, source and target padded to the longest of the batch
+A variant is measured without the feed. The peer gets its batches ready on the device:
 
-On CUDA the peer is measured a second time under torch.compile, with the same weights.
+    gpt2                 GPT2LMHeadModel: texts joined by an end token, cut into full rows
+    bert, albert         BertForMaskedLM, AlbertForMaskedLM: a text a row, padded to the longest
+    t5                   T5ForConditionalGeneration: source and target padded to the longest
+    xlnet                XLNetLMHeadModel: padded, with perm_mask and target_mapping
+    electra, glm         transformers has no such loss: our own network, eager, a text a row, padded
+    transformer_xl       nor this one: our own network, eager, the same rows and memory
 
-Before anything is timed the two must do the same work: on the same texts, in float64, the mean
-losses may differ by 1e-3, and the norms of the gradient by 1e-3 of themselves. The loss of the
-first step as it is timed (compiled, autocast) must be within 1 % of the plain float32 network's.
+With `--grouped` a padded peer is measured with batches of texts of about one length too, and on
+CUDA every peer of transformers under torch.compile. Both sides have the same weights, no dropout,
+fused AdamW, bfloat16 autocast on CUDA and float32 on the CPU, and about as many tokens to an
+update: where padding makes the peer's batches hold fewer, it accumulates gradients over several
+batches of the same number of rows.
 
-After a warm-up that sees every shape there is, short blocks of steps alternate: peer, peer
-compiled, kinfolk, and again, at least three rounds. Speeds are medians over the rounds; a ratio is
-the median of the ratios in each round, so that a machine that slows down slows both sides down. In
-the JSON of each work:
+Before anything is timed the two must do the same work: on the same texts, in float64 (XLNet:
+float32), the mean losses may differ by 1e-3, and the norms of the gradient by 1e-3 of themselves.
+Parts that a peer computes in float32 whatever it is given (T5's norm) are kept in float64 as well.
+The loss of the first step as it is timed (compiled, bfloat16) must be within 1 % of that of the
+plain float32 network. A workload that fails is named at the end, after the table of the others.
 
-    ratio, ratio_compiled   kinfolk's tokens a second over the peer's, plain and compiled
-    ratio_slots             the same over all slots, empty ones too: `ratio` without the packing
-    spread                  the first and the third quartile of `ratio` over the rounds
-    sides                   of each: tokens_per_second; filled, the share of slots with something in
-                            them; memory_gb, the peak of its steps with its own weights and
-                            optimiser (CUDA); flops, 6 x parameters x tokens a second (T5's tokens
-                            meet one of its two stacks); utilisation, of the device's published peak
-    loss, grad_norm         what the check saw: [kinfolk, peer]
-    loss_timed              of the first timed step, and of the plain float32 network
+Blocks of steps alternate between all sides; on CUDA those of the first ten seconds are not counted.
+At least five rounds are. Speeds are medians over the rounds; a ratio is the median of the ratios in
+each round. The table at the end has for every side:
+
+    ratio         kinfolk's tokens a second over this side's
+    of ceiling    FLOP/s of the products of weights and tokens (6ND: attention is left out, and
+                  logits count where they are computed by kinfolk) over those of a bare product of
+                  large matrices, measured in this run (in bfloat16 on CUDA, over ten seconds)
+    memory        most bytes on the device in its steps, with its own weights and optimizer
+    data wait     share of the time in which the device waited for a batch
+    start         seconds from nothing to the end of the first step, without imports; compile: those
+                  in which the compiler ran
 """
 
 import argparse
+import copy
 import json
 import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from kinfolk import hub
 from kinfolk.attention_mask import PADDING_ID
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs
+from kinfolk.config import apply_overrides
 from kinfolk.data.chunks import InMemoryDocuments, IntArray
-from kinfolk.data.examples import pack, pad_rows
+from kinfolk.data.datasets import ContiguousDataset, PackedDataset
+from kinfolk.data.examples import pad_rows
 from kinfolk.errors import UserError
-from kinfolk.families import bert as bert_file
-from kinfolk.families import gpt2 as gpt2_file
-from kinfolk.families import t5 as t5_file
-from kinfolk.objectives.clm import CLM
-from kinfolk.objectives.mlm import MLM
-from kinfolk.objectives.span_corruption import SpanCorruption
-from kinfolk.rng import Stream, generator
+from kinfolk.families import family
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.flops import FlopCounter
 from kinfolk.training.optimizer import build_optimizer
-from kinfolk.training.step import Learner, TrainStep
+from kinfolk.training.step import TrainStep
+from kinfolk.training.workload import Workload, uses_bfloat16
+from kinfolk.workflows.step_timing import many_compiled
 
 SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
@@ -89,9 +94,11 @@ SEED = 0
 CLIP = 1.0
 RATE = 1e-4
 CHECKED = 4  # packed rows whose texts are compared before anything is timed
-ROUNDS = 3  # at least
+ROUNDS = 5  # at least
 BLOCK = 0.5  # seconds, or one step where it takes longer
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # bfloat16, dense; NVIDIA's data sheets
+WARM_UP = 10.0  # seconds on CUDA: a GPU that was idle runs above the clock that it can hold
+ENDLESS = 10**9  # steps of the run that is measured
+FEED, NO_FEED = "kinfolk", "kinfolk, no feed"
 
 
 @dataclass(frozen=True)
@@ -119,18 +126,17 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A network, a way of learning, its peer, and how the peer is fed."""
+    """A network, an objective, and the peer with the way it is fed."""
 
-    name: str
-    presets: dict[str, Any]
-    objective: type[Any]
+    name: str  # of the family
+    way: str  # of the objective
     vocab: int
-    rows: int  # on CUDA
-    length: int  # on CUDA
-    peer: str  # the class in transformers
-    pad: Callable[[Sequence[Text]], Reading]  # a text a row
+    rows: int = 64  # on CUDA
+    length: int = 512  # on CUDA
+    peer: str | None = None  # the class in transformers; None: our own network, eager
+    pad: Callable[[Sequence[Text]], Reading] | None = None  # a text a row, for transformers
     join: Callable[[Sequence[Text], int, int], list[Reading]] | None = None  # or full rows
-    met: Callable[[Any], float] = lambda peer: size(peer)  # parameters that one token goes through
+    exact: torch.dtype = torch.float64  # in which both sides are compared
 
 
 def gpt2() -> Work:
@@ -165,8 +171,7 @@ def gpt2() -> Work:
 
     return Work(
         name="gpt2",
-        presets=gpt2_file.FAMILY.sizes,
-        objective=CLM,
+        way="clm",
         vocab=50257,
         rows=32,
         length=1024,
@@ -176,29 +181,16 @@ def gpt2() -> Work:
     )
 
 
-def bert() -> Work:
-    """Predict hidden words; the peer scores every slot and pads."""
-
-    def pad(texts: Sequence[Text]) -> Reading:
-        masked = [t.example for t in texts]
-        labels = beside([m.labels for m in masked], IGNORE_INDEX)
-        arguments = {
-            "input_ids": beside([m.input_ids for m in masked], SPECIALS.pad),
-            "attention_mask": beside([np.ones_like(m.input_ids) for m in masked], 0),
-            "labels": labels,
-        }
-        return reading(arguments, texts, int((labels != IGNORE_INDEX).sum()))
-
-    return Work(
-        name="bert",
-        presets=bert_file.FAMILY.sizes,
-        objective=MLM,
-        vocab=30522,
-        rows=64,
-        length=512,
-        peer="BertForMaskedLM",
-        pad=pad,
-    )
+def masked(texts: Sequence[Text]) -> Reading:
+    """Pad texts with masked words; the peer scores every slot."""
+    examples = [t.example for t in texts]
+    labels = beside([e.labels for e in examples], IGNORE_INDEX)
+    arguments = {
+        "input_ids": beside([e.input_ids for e in examples], SPECIALS.pad),
+        "attention_mask": beside([np.ones_like(e.input_ids) for e in examples], 0),
+        "labels": labels,
+    }
+    return reading(arguments, texts, int((labels != IGNORE_INDEX).sum()))
 
 
 def t5() -> Work:
@@ -216,28 +208,57 @@ def t5() -> Work:
         found = reading(arguments, texts, count)
         return replace(found, slots=found.slots + labels.numel(), filled=found.filled + count)
 
+    peer = "T5ForConditionalGeneration"
+    return Work(name="t5", way="spans", vocab=32128, peer=peer, pad=pad)
+
+
+def xlnet() -> Work:
+    """Predict words in a random order; the peer has a mask and a mapping of targets for a text."""
+
+    def pad(texts: Sequence[Text]) -> Reading:
+        examples = [t.example for t in texts]
+        ids = beside([e.input_ids for e in examples], SPECIALS.pad)
+        orders = [e.order for e in examples]
+        order = beside(orders, int(max(o.max() for o in orders)) + 1)
+        targets = [np.flatnonzero(e.labels != IGNORE_INDEX) for e in examples]
+        mapping = torch.zeros(len(texts), max(map(len, targets)), ids.shape[1])
+        for row, at in enumerate(targets):
+            mapping[row, torch.arange(len(at)), torch.from_numpy(at)] = 1.0
+        # The content stream sees its own token in any case, the query stream does not.
+        hidden = (order[:, None, :] >= order[:, :, None]) & (order[:, None, :] > 0)
+        labels = [e.labels[at] for e, at in zip(examples, targets, strict=True)]
+        arguments = {
+            "input_ids": ids,
+            "attention_mask": beside([np.ones_like(e.input_ids) for e in examples], 0),
+            "token_type_ids": beside([e.token_type_ids for e in examples], 0),
+            "perm_mask": hidden.float(),
+            "target_mapping": mapping,
+            "labels": beside(labels, IGNORE_INDEX),
+        }
+        return reading(arguments, texts, sum(map(len, targets)))
+
     return Work(
-        name="t5",
-        presets=t5_file.FAMILY.sizes,
-        objective=SpanCorruption,
-        vocab=32128,
-        rows=64,
-        length=512,
-        peer="T5ForConditionalGeneration",
+        name="xlnet",
+        way="permutation",
+        vocab=32000,
+        peer="XLNetLMHeadModel",
         pad=pad,
-        # Of 100 tokens 15 are hidden in 5 spans: 90 slots in the encoder, 20 in the decoder.
-        met=lambda peer: (
-            0.9 * size(peer.encoder.block) + 0.2 * (size(peer.decoder.block) + size(peer.lm_head))
-        ),
+        exact=torch.float32,  # the peer's position embeddings are float32
     )
 
 
-WORKS: dict[str, Callable[[], Work]] = {"gpt2": gpt2, "bert": bert, "t5": t5}
-
-
-def size(module: nn.Module) -> int:
-    """Count parameters, shared ones once."""
-    return sum(p.numel() for p in module.parameters())
+WORKS: dict[str, Callable[[], Work]] = {
+    "gpt2": gpt2,
+    "bert": lambda: Work(name="bert", way="mlm", vocab=30522, peer="BertForMaskedLM", pad=masked),
+    "t5": t5,
+    "electra": lambda: Work(name="electra", way="rtd", vocab=30522),
+    "albert": lambda: Work(
+        name="albert", way="mlm", vocab=30000, peer="AlbertForMaskedLM", pad=masked
+    ),
+    "xlnet": xlnet,
+    "glm": lambda: Work(name="glm", way="blanks", vocab=30522),
+    "transformer_xl": lambda: Work(name="transformer_xl", way="stream", vocab=32000),
+}
 
 
 def beside(arrays: Sequence[IntArray], fill: int) -> Tensor:
@@ -267,146 +288,214 @@ def documents(tokens: int, *, longest: int, vocab: int) -> InMemoryDocuments:
     )
 
 
-def packed(objective: Any, texts: InMemoryDocuments, rows: int) -> list[list[list[Text]]]:
-    """Pack texts as a feed does, and draw an example of each: texts by row by batch."""
-    chunks = objective.chunks(texts)
-    lengths = np.diff(texts.starts)
-    assert len(chunks) == len(lengths), "every text fits a row"
-    shelves = pack(chunks.sizes, objective.row_lengths)
-    order = np.random.default_rng(SEED).permutation(len(shelves))
-    filled = [
-        [
-            Text(
-                objective.example(chunks[i], generator(SEED, Stream.EXAMPLE, 0, i)),
-                int(lengths[chunks.document[i]]),
-            )
-            for i in shelves[int(row)].tolist()
-        ]
-        for row in order
-    ]
-    return [filled[i : i + rows] for i in range(0, len(filled) - rows + 1, rows)]
+def chunk_numbers(dataset: PackedDataset, batch: int) -> list[IntArray]:
+    """Return the chunks of every row of a batch."""
+    rows = range(batch * dataset.batch_size, (batch + 1) * dataset.batch_size)
+    places = [divmod(row, len(dataset.packing)) for row in rows]
+    return [dataset.packing[int(dataset.epoch_order(epoch)[at])] for epoch, at in places]
 
 
-def readings(work: Work, texts: Sequence[Text], rows: int, length: int) -> list[Reading]:
-    """Make the peer's batches of so many rows."""
-    order = np.random.default_rng(SEED + 1).permutation(len(texts))
-    shuffled = [texts[i] for i in order]
-    if work.join is not None:
-        return work.join(shuffled, rows, length)
-    starts = range(0, len(shuffled) - rows + 1, rows)
-    return [work.pad(shuffled[i : i + rows]) for i in starts]
+def rows_of_texts(dataset: PackedDataset, batch: int) -> list[list[Text]]:
+    """Return the texts of a batch by row, with the examples that the data set draws."""
+    found = []
+    for row, numbers in enumerate(chunk_numbers(dataset, batch)):
+        examples = dataset.sequence(batch * dataset.batch_size + row)
+        sizes = [len(dataset.chunks[int(number)].ids) for number in numbers]
+        found.append([Text(*pair) for pair in zip(examples, sizes, strict=True)])
+    return found
 
 
-class Side:
-    """One way to run steps, over and over the same batches."""
+def text_tokens(dataset: PackedDataset | ContiguousDataset, batch: int) -> int:
+    """Count the tokens of text in a batch; rows that continue have an end token for each text."""
+    if isinstance(dataset, ContiguousDataset):
+        return int((dataset[batch].targets.labels >= ORDINARY).sum())
+    numbers = np.concatenate(chunk_numbers(dataset, batch)).tolist()
+    return sum(len(dataset.chunks[number].ids) for number in numbers)
+
+
+class Measured(Workload):
+    """The workload of a pretraining run, without a folder."""
+
+    command: ClassVar[str] = "pretrain"
+    has_eval_data = False
+    fingerprints = ()
 
     def __init__(
-        self,
-        name: str,
-        step: Callable[[int], Tensor],
-        *,
-        tokens: Sequence[int],  # of each step, of which there are only so many different ones
-        slots: int,  # of all of them
-        filled: int,
-        model: nn.Module,
-        device: torch.device,
+        self, model: Any, objective: Any, dataset: Any, train: TrainConfig, device: torch.device
     ) -> None:
-        self.name, self.step, self.tokens, self.device = name, step, tokens, device
-        self.filled = filled / slots
-        self.slots_per_token = slots / sum(tokens)
-        self.weights = 3 * sum(p.numel() * p.element_size() for p in model.parameters())
-        self.done = 0
-        self.pace = math.inf  # seconds a step
-        self.speeds: list[float] = []  # of each round, in tokens a second
-        self.memory = 0
-        self.first = self.last = math.nan  # losses
+        self.model, self.objective, self.train = model.to(device).train(), objective, train
+        self.batches, self.row_length = dataset, objective.row_length
+        if objective.recurrent:
+            self.memory = [model.init_memory(dataset.batch_size).to(device)]
 
-    def warm_up(self) -> float:
-        """See every shape there is on CUDA, where each is compiled; say how long it took."""
-        start = time.perf_counter()
+    @classmethod
+    def reopen(cls, recipe: Any, folder: Path, newest: Path | None, callbacks: Any) -> Self:
+        """Refuse: nothing was saved."""
+        raise NotImplementedError
+
+    def write_recipe(self, folder: Path) -> None:
+        """Write nothing."""
+
+    def evaluate(self, loss: Any) -> Mapping[str, Any]:
+        """Refuse: there are no held-out documents."""
+        raise NotImplementedError
+
+    def save_model(self, folder: Path) -> None:
+        """Save nothing."""
+
+    def load_weights(self, folder: Path) -> None:
+        """Refuse: nothing was saved."""
+        raise NotImplementedError
+
+    def write_report(self, folder: Path, *, finished: bool) -> None:
+        """Write nothing."""
+
+
+@dataclass(kw_only=True)
+class Side:
+    """One way to run steps, over and over, and what was measured of it."""
+
+    name: str
+    step: Callable[[int], Tensor]  # of a number; returns the loss
+    tokens: Callable[[int], int]  # of text in the step of a number
+    states: Callable[[], list[Tensor]]  # its weights and the state of its optimizer
+    device: torch.device
+    pool: int  # steps until the same batches come again
+    filled: float  # share of the slots that hold something
+    slots_per_token: float
+    build_seconds: float = 0.0
+    compile_seconds: Callable[[], float] = lambda: 0.0  # so far
+    waited: Callable[[], float] = lambda: 0.0  # seconds for batches, so far
+
+    done: int = field(default=0, init=False)
+    pace: float = field(default=math.inf, init=False)  # seconds a step
+    start: float = field(default=0.0, init=False)
+    memory: int = field(default=0, init=False)
+    speeds: list[float] = field(default_factory=list, init=False)  # of each round
+    waits: list[float] = field(default_factory=list, init=False)  # share of each round
+    first: float = field(default=math.nan, init=False)  # loss
+    last: float = field(default=math.nan, init=False)
+
+    def warm_up(self) -> None:
+        """Do the first step; on CUDA see every shape, each of which is compiled."""
+        began = time.perf_counter()
         self.run(1)
+        self.start = self.build_seconds + time.perf_counter() - began
         self.first = self.last
         if self.device.type == "cuda":
-            self.run(len(self.tokens))
-            self.run(1)  # the pace of what is compiled
-        return time.perf_counter() - start
+            self.run(self.pool)
+        self.run(1)  # the pace of what is compiled
 
-    def run(self, steps: int) -> float:
-        """Run steps and return their speed."""
-        numbers = [(self.done + i) % len(self.tokens) for i in range(steps)]
+    def run(self, steps: int) -> tuple[float, float]:
+        """Run steps; return tokens a second, and the share of the time that batches took."""
         cuda = self.device.type == "cuda"
+        numbers = range(self.done, self.done + steps)
+        tokens = sum(map(self.tokens, numbers))
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
-        start = time.perf_counter()
+        began, waited = time.perf_counter(), self.waited()
         for number in numbers:
             loss = self.step(number)
+        launched = time.perf_counter()
         if cuda:
             torch.cuda.synchronize()
-        taken = time.perf_counter() - start
+        ended = time.perf_counter()
         if cuda:
             # Others' weights lie on the device too: count what the steps took, and one's own.
-            peak = torch.cuda.max_memory_allocated() - held + self.weights
-            self.memory = max(self.memory, peak)
-        self.last = loss.item()
-        self.done += steps
-        self.pace = taken / steps
-        return sum(self.tokens[i] for i in numbers) / taken
+            own = sum(t.numel() * t.element_size() for t in self.states())
+            self.memory = max(self.memory, torch.cuda.max_memory_allocated() - held + own)
+        self.last, self.done, self.pace = loss.item(), self.done + steps, (ended - began) / steps
+        # While the device was busy, waiting for batches cost nothing.
+        waited = max(0.0, self.waited() - waited - (ended - launched))
+        return tokens / (ended - began), waited / (ended - began)
 
-    def block(self) -> None:
+    def block(self, *, counted: bool = True) -> None:
         """Run a few steps, and note their speed."""
-        self.speeds.append(self.run(max(1, round(BLOCK / self.pace))))
+        speed, wait = self.run(max(1, round(BLOCK / self.pace)))
+        if counted:
+            self.speeds.append(speed)
+            self.waits.append(wait)
 
-    def figures(self, flops: float, peak: float | None) -> dict[str, Any]:
-        """Say what was measured; `flops` is of one token, `peak` what the device could do."""
+    def figures(self, flops: float, ceiling: float) -> dict[str, Any]:
+        """Return what was measured; `flops` are those of one token."""
         speed = statistics.median(self.speeds)
         return {
             "tokens_per_second": round(speed, 1),
-            "filled": round(self.filled, 4),
-            "tokens_per_step": round(statistics.mean(self.tokens)),
-            "memory_gb": round(self.memory / 1e9, 2) if self.memory else None,
+            "of_ceiling": round(flops * speed / ceiling, 4),
             "flops": float(f"{flops * speed:.4g}"),
-            "utilisation": round(flops * speed / peak, 4) if peak else None,
+            "filled": round(self.filled, 4),
+            "memory_gb": round(self.memory / 1e9, 2) if self.memory else None,
+            "data_wait": round(statistics.median(self.waits), 4),
+            "start_seconds": round(self.start, 4),
+            "compile_seconds": round(self.compile_seconds(), 2),
             "last_loss": round(self.last, 4),
         }
 
 
 def ours(
-    model: nn.Module, objective: Any, batches: Sequence[list[list[Text]]], device: torch.device
-) -> Side:
-    """Run steps as pretraining does."""
-    ready: list[Batch[Any]] = [collate(objective, rows).to(device) for rows in batches]
-    learner = Learner(model, objective)
+    work: Measured, variant: Sequence[str], pool: int, device: torch.device, *, feeds: bool
+) -> list[Side]:
+    """Return the sides of a run: with its feed and without, which share the step."""
+    began = time.perf_counter()
+    step = work.make_step(Path(), device, bfloat16=uses_bfloat16(work.train, device))
+    assert isinstance(step, TrainStep)
     cuda = device.type == "cuda"
-    if cuda:
-        learner.compile(dynamic=False)
-    step = TrainStep(
-        learner,
-        adamw(model),
-        lambda number: RATE,
-        clip=CLIP,
-        seed=SEED,
-        device=device,
-        bfloat16=cuda,
+    one = step_by_step(work, cuda)
+    ready = [[part.to(device) for part in next(one)] for _ in range(pool)]
+    streams = [s for parts in ready for b in parts for s in streams_of(b.inputs)]
+    slots, filled = sum(s.input_ids.numel() for s in streams), sum(map(occupied, streams))
+    counts = [text_tokens(work.batches, number) for number in range(pool)]  # type: ignore[arg-type]
+    loader, waited = work.micro_batches(0, pinned=cuda), 0.0
+
+    def fed(number: int) -> Tensor:
+        nonlocal waited
+        asked = time.perf_counter()
+        parts = next(loader)
+        waited += time.perf_counter() - asked
+        return step(number, parts).loss
+
+    def side(name: str, run: Callable[[int], Tensor], **more: Any) -> Side:
+        return Side(
+            name=name,
+            step=run,
+            states=lambda: step_tensors(step),
+            device=device,
+            pool=pool,
+            filled=filled / slots,
+            slots_per_token=slots / sum(counts),
+            build_seconds=time.perf_counter() - began,
+            compile_seconds=lambda: step.compile_seconds,
+            **more,
+        )
+
+    without = side(
+        ", ".join([NO_FEED if feeds else FEED, *variant]),
+        lambda number: step(number, ready[number % pool]).loss,
+        tokens=lambda number: counts[number % pool],
     )
-    streams = [s for b in ready for s in (b.inputs, b.inputs.encoder_inputs) if s is not None]
-    return Side(
-        "kinfolk",
-        lambda number: step(number, [ready[number]]).loss,
-        tokens=[sum(t.tokens for row in rows for t in row) for rows in batches],
-        slots=sum(s.input_ids.numel() for s in streams),
-        filled=sum(occupied(s) for s in streams),
-        model=model,
-        device=device,
-    )
+    if not feeds:
+        return [without]
+    tokens: Any = lambda number: text_tokens(work.batches, number)  # type: ignore[arg-type]  # noqa: E731
+    return [side(FEED, fed, tokens=tokens, waited=lambda: waited), without]
 
 
-def theirs(
+def step_by_step(work: Measured, cuda: bool) -> Iterator[Sequence[Batch[Any]]]:
+    """Return the batches of the run, made by this process."""
+    train = work.train
+    work.train = replace(train, workers=0)
+    try:
+        return work.micro_batches(0, pinned=cuda)
+    finally:
+        work.train = train
+
+
+def transformers_side(
     name: str,
     model: nn.Module,
     forward: Callable[..., Any],
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     groups: Sequence[Sequence[Reading]],
     device: torch.device,
 ) -> Side:
@@ -415,33 +504,56 @@ def theirs(
     parameters = list(model.parameters())
 
     def step(number: int) -> Tensor:
-        total = sum(r.predictions for r in ready[number])
+        group = ready[number % len(ready)]
+        total = sum(r.predictions for r in group)
         loss = torch.zeros((), device=device)
-        for r in ready[number]:
+        for r in group:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 mean = forward(**r.arguments).loss * (r.predictions / total)
             mean.backward()
             loss += mean.detach()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return loss
 
+    every = [r for group in groups for r in group]
     return Side(
-        name,
-        step,
-        tokens=[sum(r.tokens for r in group) for group in groups],
-        slots=sum(r.slots for group in groups for r in group),
-        filled=sum(r.filled for group in groups for r in group),
-        model=model,
+        name=name,
+        step=step,
+        tokens=lambda number: sum(r.tokens for r in groups[number % len(groups)]),
+        states=lambda: [*parameters, *optimizer_tensors(optimizer)],
         device=device,
+        pool=len(groups),
+        filled=sum(r.filled for r in every) / sum(r.slots for r in every),
+        slots_per_token=sum(r.slots for r in every) / sum(r.tokens for r in every),
     )
 
 
-def collate(objective: Any, rows: Sequence[Sequence[Text]]) -> Batch[Any]:
-    """Lay rows of texts out as kinfolk reads them."""
-    found: Batch[Any] = objective.collate([[t.example for t in row] for row in rows])
-    return found
+def eager_side(
+    work: Measured, groups: Sequence[tuple[Sequence[Batch[Any]], int]], device: torch.device
+) -> Side:
+    """Run eager steps of our own network on batches of one text a row; groups have their tokens."""
+    step = work.make_step(Path(), device, bfloat16=uses_bfloat16(work.train, device))
+    assert isinstance(step, TrainStep)
+    ready = [([batch.to(device) for batch in parts], tokens) for parts, tokens in groups]
+    streams = [s for parts, _ in ready for b in parts for s in streams_of(b.inputs)]
+    slots = sum(s.input_ids.numel() for s in streams)
+    return Side(
+        name="peer",
+        step=lambda number: step(number, ready[number % len(ready)][0]).loss,
+        tokens=lambda number: ready[number % len(ready)][1],
+        states=lambda: step_tensors(step),
+        device=device,
+        pool=len(ready),
+        filled=sum(map(occupied, streams)) / slots,
+        slots_per_token=slots / sum(tokens for _, tokens in ready),
+    )
+
+
+def streams_of(inputs: Inputs) -> list[Inputs]:
+    """Return the inputs of the decoder, and of the encoder where there is one."""
+    return [inputs, *([] if inputs.encoder_inputs is None else [inputs.encoder_inputs])]
 
 
 def occupied(stream: Inputs) -> int:
@@ -449,10 +561,24 @@ def occupied(stream: Inputs) -> int:
     return int((stream.attention_mask.document_ids != PADDING_ID).sum())
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimiser of both sides."""
-    train = TrainConfig(optimizer="adamw", lr=RATE, weight_decay=0.01, betas=(0.9, 0.98), eps=1e-8)
-    return build_optimizer(model, train)
+def step_tensors(step: TrainStep) -> list[Tensor]:
+    """Return weights, master weights and the state of the optimizer, each tensor once."""
+    tensors = [*step.learner.parameters(), *step.updated, *optimizer_tensors(step.optimizer)]
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors of the state of an optimizer."""
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def padded_batch(objective: Any, texts: Sequence[Text]) -> Batch[Any]:
+    """Lay texts out one a row, as long as the longest."""
+    longest = max(max(t.example.lengths) for t in texts)
+    narrow = replace(objective, max_length=min(objective.max_length, longest))
+    found: Batch[Any] = narrow.collate([[t.example] for t in texts])
+    return found
 
 
 def open_peer(work: Work, model: Any) -> Any:
@@ -461,9 +587,28 @@ def open_peer(work: Work, model: Any) -> Any:
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         hub.save(Path(folder), model, None)
-        peer = getattr(transformers, work.peer).from_pretrained(folder)
+        peer = getattr(transformers, work.peer or "").from_pretrained(folder)
     peer.config.use_cache = False  # nothing is generated: a cache would only slow the peer down
     return peer.train()
+
+
+class StayDouble(TorchFunctionMode):
+    """Leave float64 as it is where code asks for float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        asks = func is Tensor.float or (
+            func is Tensor.to and torch.float32 in (*args[1:], *kwargs.values())
+        )
+        if asks and args[0].dtype == torch.float64:
+            return args[0]
+        if kwargs.get("dtype") is torch.float32 and any(
+            isinstance(a, Tensor) and a.dtype == torch.float64 for a in args
+        ):
+            kwargs = {**kwargs, "dtype": torch.float64}  # such as of softmax
+        return func(*args, **kwargs)
 
 
 def norm(model: nn.Module) -> float:
@@ -473,233 +618,381 @@ def norm(model: nn.Module) -> float:
     return float(found)
 
 
-def check(
-    work: Work, model: nn.Module, peer: Any, objective: Any, rows: list[list[Text]]
-) -> dict[str, list[float]]:
-    """Compare losses and gradients of both sides on the same texts.
+@dataclass(frozen=True)
+class Checked:
+    """What both sides computed of the same texts: [kinfolk, peer]; None where both are ours."""
 
-    In float64: T5's fresh weights turn float32's rounding into half a percent of the gradient.
+    loss: list[float] | None
+    grad_norm: list[float] | None
+    flops: float  # of the products of weights and tokens, for a token of text
+
+
+def count_products(model: nn.Module, objective: Any, batch: Batch[Any]) -> tuple[Tensor, float]:
+    """Return the loss after the backward pass, and the FLOPs of products of weights and tokens."""
+    with FlopCounter() as counter:
+        loss = objective.loss(model, batch).mean(batch.counts)
+        loss.backward()
+    counts = counter.mode.get_flop_counts()["Global"]
+    aten = torch.ops.aten  # attention multiplies batches of matrices, which are other operations
+    return loss.detach(), float(sum(counts.get(kind, 0) for kind in (aten.mm, aten.addmm)))
+
+
+def check(
+    work: Work, model: nn.Module, peer: Any, objective: Any, rows: Sequence[Sequence[Text]]
+) -> Checked:
+    """Compare losses and gradients of packed rows with those of padded ones.
+
+    In float64: T5's fresh weights turn float32's rounding into half a percent of the gradient. At
+    base size on a CPU the two then differ by 2e-8 of the gradient, the rounding of the peer's norm,
+    and by 2e-15 without it.
     """
     device = next(model.parameters()).device
-    for side in (model, peer):
-        side.double()
-    batch = collate(objective, rows[:CHECKED]).to(device)
-    loss = objective.loss(model, batch).mean(batch.counts)
-    loss.backward()
-    texts = [t for row in rows[:CHECKED] for t in row]
-    padded = [work.pad(texts[i : i + 8]).to(device) for i in range(0, len(texts), 8)]
-    predictions = sum(r.predictions for r in padded)
-    assert predictions == batch.counts[objective.loss_name], "both sides predict the same tokens"
+    texts = [t for row in rows for t in row]
+    for side in {model, peer}:
+        side.to(work.exact)
+    batch = objective.collate([[t.example for t in row] for row in rows]).to(device)
+    loss, flops = count_products(model, objective, batch)
+    losses, norms = [loss.item()], [norm(model)]
     said = 0.0
-    for r in padded:
-        part = peer(**r.arguments).loss * (r.predictions / predictions)
-        part.backward()
-        said += part.item()
-    losses, norms = [loss.item(), said], [norm(model), norm(peer)]
-    for side in (model, peer):
+    for start in range(0, len(texts), 8):
+        some = texts[start : start + 8]
+        with StayDouble():
+            if work.pad is None:
+                part = objective.loss(peer, padded_batch(objective, some).to(device))
+                mean = part.mean(batch.counts)
+            else:
+                r = work.pad(some).to(device)
+                mean = peer(**r.arguments).loss * (
+                    r.predictions / batch.counts[objective.loss_name]
+                )
+            mean.backward()
+        said += mean.item()
+    losses.append(said)
+    norms.append(norm(peer))
+    for side in {model, peer}:
         side.float()
     if abs(losses[0] - losses[1]) > 1e-3 or abs(norms[0] / norms[1] - 1) > 1e-3:
         raise SystemExit(
             f"{work.name}: the two sides do not compute the same: loss {losses}, norm {norms}"
         )
-    return {"loss": losses, "grad_norm": norms}
+    slots = sum(s.input_ids.numel() for s in streams_of(batch.inputs))
+    filled = sum(map(occupied, streams_of(batch.inputs))) / slots
+    return Checked(losses, norms, flops * filled / sum(t.tokens for t in texts))
 
 
 @torch.no_grad()
-def plain_loss(model: nn.Module, objective: Any, rows: list[list[Text]]) -> float:
+def plain_loss(model: nn.Module, objective: Any, batch: Batch[Any]) -> float:
     """Return the loss of a whole batch, in float32, nothing compiled."""
-    batch = collate(objective, rows).to(next(model.parameters()).device)
+    batch = batch.to(next(model.parameters()).device)
     return float(objective.loss(model, batch).mean(batch.counts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a work is measured."""
+    """How a workload is measured."""
 
     size: str
-    vocab: int | None  # None is the work's own
+    vocab: int | None  # None is the workload's own
     rows: int | None
     length: int | None
     device: torch.device
     seconds: float  # of measuring, all sides together
     pool: int  # batches that are made, and run through over and over
     compiled: bool  # the peer too
+    grouped: bool  # the peer also with batches of texts of about one length
+    variants: Sequence[Sequence[str]]  # settings of other runs
+    ceiling: float  # FLOP/s
+
+
+def run_settings(rows: int, settings: Sequence[str]) -> TrainConfig:
+    """Return the settings of a run that is too long to end."""
+    train = TrainConfig(
+        steps=ENDLESS, batch_size=rows, lr=RATE, warmup=0, schedule="constant", grad_clip=CLIP
+    )
+    return apply_overrides(train, settings)
 
 
 def measure(work: Work, s: Settings) -> dict[str, Any]:
     """Check that both sides do the same work, then time them in turn."""
     began = time.perf_counter()
     rows, length, vocab = s.rows or work.rows, s.length or work.length, s.vocab or work.vocab
-    objective = work.objective(special_tokens=SPECIALS, vocab_size=vocab, max_length=length)
-    # A text and what is put around it fits a row, so that none is cut.
+    kind = family(work.name).objective(work.way)
+    objective: Any = kind(special_tokens=SPECIALS, vocab_size=vocab, max_length=length)
+    # A text and what is put around it fits a row, so that few are cut.
     enough = int(1.25 * s.pool * rows * length) + rows * length
     texts = documents(enough, longest=length - 2, vocab=vocab)
-    batches = packed(objective, texts, rows)[: s.pool]
-    assert len(batches) == s.pool, "there were too few texts"
-
     torch.manual_seed(SEED)
-    model = shaped(work, s.size, vocab, length).build()
-    peer = open_peer(work, model).to(s.device)
-    model.to(s.device).train()
-    checked = check(work, model, peer, objective, batches[0])
-    plain = plain_loss(model, objective, batches[0])
-
-    kinfolk = ours(model, objective, batches, s.device)
-    single = readings(work, [t for batch in batches for row in batch for t in row], rows, length)
-    # As many tokens to an update on both sides.
-    wanted = statistics.mean(kinfolk.tokens) / statistics.mean(r.tokens for r in single)
-    together = min(max(1, round(wanted)), len(single))
-    groups = [single[i : i + together] for i in range(0, len(single) - together + 1, together)]
-    update = adamw(peer)
-    sides = [theirs("peer", peer, peer, update, groups, s.device)]
-    if s.compiled and s.device.type == "cuda":
-        compiled = torch.compile(peer)
-        sides.append(theirs("peer_compiled", peer, compiled, update, groups, s.device))
-    sides.append(kinfolk)
-
-    warm = {side.name: round(side.warm_up(), 1) for side in sides}
-    if abs(kinfolk.first / plain - 1) > 0.01:
-        raise SystemExit(
-            f"{work.name}: the first timed step has a loss of {kinfolk.first}, "
-            f"and the plain float32 network one of {plain} on the same batch"
+    fresh = shaped(work, s.size, vocab, length).build()
+    train = run_settings(rows, ())
+    dataset: Any = (ContiguousDataset if objective.recurrent else PackedDataset)(
+        objective, texts, batch_size=rows, seed=train.seed
+    )
+    peers, checked = peer_sides(work, fresh, objective, dataset, s)
+    run = Measured(copy.deepcopy(fresh), objective, dataset, train, s.device)
+    plain = plain_loss(run.model, objective, dataset[0])
+    own = ours(run, (), s.pool, s.device, feeds=True)
+    for variant in s.variants:
+        other = Measured(
+            copy.deepcopy(fresh), objective, dataset, run_settings(rows, variant), s.device
         )
+        own += ours(other, variant, s.pool, s.device, feeds=False)
+    sides = [*peers, *own]
+    for side in sides:
+        side.warm_up()
+    for side in own:
+        if side.name != NO_FEED and abs(side.first / plain - 1) > 0.01:
+            raise SystemExit(
+                f"{work.name}: the first timed step of {side.name} has a loss of {side.first}, "
+                f"and the plain float32 network one of {plain} on the same batch"
+            )
     start = time.perf_counter()
-    while len(kinfolk.speeds) < ROUNDS or time.perf_counter() - start < s.seconds:
+    while s.device.type == "cuda" and time.perf_counter() - start < WARM_UP:
+        for side in sides:
+            side.block(counted=False)
+    start = time.perf_counter()
+    while len(own[0].speeds) < ROUNDS or time.perf_counter() - start < s.seconds:
         for side in sides:
             side.block()
     for side in sides:
         if not math.isfinite(side.last):
             raise SystemExit(f"{work.name}: the loss of {side.name} is {side.last}")
-
-    ratios = [a / b for a, b in zip(kinfolk.speeds, sides[0].speeds, strict=True)]
-    slots = kinfolk.slots_per_token / sides[0].slots_per_token
-    flops, peak = 6 * work.met(peer), device_peak(s.device)
-    found: dict[str, Any] = {
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_compiled": None,
-        "ratio_slots": round(statistics.median(ratios) * slots, 3),
-        "spread": [round(float(q), 3) for q in np.quantile(ratios, [0.25, 0.75])],
-        "rounds": len(ratios),
-        "sides": {side.name: side.figures(flops, peak) for side in sides},
-        **checked,
-        "loss_timed": [kinfolk.first, plain],
-        "peer_class": work.peer,
-        "peer_attention": peer.config._attn_implementation,
-        "accumulate": together,  # the peer's batches to an update
+    found = {side.name: side.figures(checked.flops, s.ceiling) for side in sides}
+    for side in sides:
+        ratios = [a / b for a, b in zip(own[0].speeds, side.speeds, strict=True)]
+        found[side.name]["ratio"] = round(statistics.median(ratios), 3)
+        found[side.name]["spread"] = [round(q, 3) for q in np.quantile(ratios, [0.25, 0.75])]
+    return {
+        "ratio": found["peer"]["ratio"],
+        "ratio_compiled": found.get("peer, compiled", {}).get("ratio"),
+        "rounds": len(own[0].speeds),
+        "sides": found,
+        "loss": checked.loss,
+        "grad_norm": checked.grad_norm,
+        "loss_timed": [own[0].first, plain],
+        "peer_class": work.peer or "kinfolk, eager",
         "size": s.size,
-        "parameters": size(peer),
+        "parameters": sum(p.numel() for p in fresh.parameters()),
         "vocab": vocab,
         "rows": rows,
         "length": length,
-        "warm_up_seconds": warm,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    if len(sides) == 3:
-        pairs = zip(kinfolk.speeds, sides[1].speeds, strict=True)
-        found["ratio_compiled"] = round(statistics.median(a / b for a, b in pairs), 3)
-    return found
+
+
+def peer_sides(
+    work: Work, fresh: Any, objective: Any, dataset: Any, s: Settings
+) -> tuple[list[Side], Checked]:
+    """Return the sides of the peer, after comparing what it computes with what kinfolk does."""
+    rows, model = dataset.batch_size, copy.deepcopy(fresh).to(s.device).train()
+    if objective.recurrent:  # the same batches, one after the other
+        batches = [dataset[number] for number in range(s.pool)]
+        tokens = [text_tokens(dataset, number) for number in range(s.pool)]
+        eager = run_settings(rows, ("compile=no", "cuda_graph=no"))
+        peer_run = Measured(model, objective, dataset, eager, s.device)
+        flops = count_products(model, objective, batches[0].to(s.device))[1] / tokens[0]
+        model.zero_grad(set_to_none=True)
+        groups = [([b], t) for b, t in zip(batches, tokens, strict=True)]
+        return [eager_side(peer_run, groups, s.device)], Checked(None, None, flops)
+    packed = [rows_of_texts(dataset, number) for number in range(s.pool)]
+    peer = model if work.peer is None else open_peer(work, fresh).to(s.device)
+    checked = check(work, model, peer, objective, packed[0][:CHECKED])
+    texts = [t for batch in packed for row in batch for t in row]
+    order = np.random.default_rng(SEED + 1).permutation(len(texts))
+    shuffled = [texts[i] for i in order]
+    per_step = sum(t.tokens for t in texts) / s.pool
+    if work.pad is None:
+        parts = [shuffled[i : i + rows] for i in range(0, len(texts) - rows + 1, rows)] or [texts]
+        sizes = [sum(t.tokens for t in some) for some in parts]
+        together = updates_together(per_step, sizes)
+        count = len(parts) // together
+        eager = run_settings(
+            rows * together, ("compile=no", "cuda_graph=no", f"gradient_accumulation={together}")
+        )
+        made = [padded_batch(objective, some) for some in parts[: count * together]]
+        groups = [
+            (made[i : i + together], sum(sizes[i : i + together]))
+            for i in range(0, len(made), together)
+        ]
+        return [
+            eager_side(Measured(model, objective, dataset, eager, s.device), groups, s.device)
+        ], checked
+    optimizer = build_optimizer(peer, run_settings(rows, ()))
+
+    def groups_of(some: Sequence[Text]) -> list[list[Reading]]:
+        single = readings(work, some, rows, s.length or work.length)
+        together = updates_together(per_step, [r.tokens for r in single])
+        ends = range(0, len(single) - together + 1, together)
+        return [single[i : i + together] for i in ends]
+
+    grouped = groups_of(shuffled)
+    sides = [transformers_side("peer", peer, peer, optimizer, grouped, s.device)]
+    if s.grouped and work.join is None:
+        # Texts of about one length share a batch; batches come in any order.
+        rank = np.argsort([t.tokens for t in shuffled], kind="stable")
+        cuts = np.array_split(rank, max(1, len(rank) // rows))
+        mixed = np.random.default_rng(SEED + 2).permutation(len(cuts))
+        alike = [shuffled[i] for number in mixed for i in cuts[number][:rows]]
+        sides.append(
+            transformers_side(
+                "peer, grouped by length", peer, peer, optimizer, groups_of(alike), s.device
+            )
+        )
+    if s.compiled and s.device.type == "cuda":
+        forward = torch.compile(peer)
+        sides.append(
+            transformers_side("peer, compiled", peer, forward, optimizer, grouped, s.device)
+        )
+    return sides, checked
+
+
+def updates_together(tokens: float, sizes: Sequence[int]) -> int:
+    """Return how many batches of these sizes hold about as many tokens."""
+    return min(max(1, round(tokens / statistics.mean(sizes))), len(sizes))
+
+
+def readings(work: Work, texts: Sequence[Text], rows: int, length: int) -> list[Reading]:
+    """Make the batches of so many rows for transformers."""
+    if work.join is not None:
+        return work.join(texts, rows, length)
+    assert work.pad is not None
+    starts = range(0, max(1, len(texts) - rows + 1), rows)
+    return [work.pad(texts[i : i + rows]) for i in starts]
 
 
 def shaped(work: Work, name: str, vocab: int, length: int) -> Any:
-    """Return a preset with this vocabulary, rows of this length, and no dropout."""
-    if name not in work.presets:
-        raise UserError(f"{work.name} has no size {name!r}: choose from {', '.join(work.presets)}")
-    config = work.presets[name]
-    sizes = {"vocab_size": vocab, "max_length": length, "dropout": 0.0, "attention_dropout": 0.0}
-    return config.with_fields(**sizes)
+    """Return a size with this vocabulary, rows of this length, and no dropout."""
+    sizes = family(work.name).sizes
+    if name not in sizes:
+        raise UserError(f"{work.name} has no size {name!r}: choose from {', '.join(sizes)}")
+    rates = {f: 0.0 for f in vars(sizes[name]) if f.endswith("dropout")}
+    return sizes[name].with_fields(vocab_size=vocab, max_length=length, **rates)
 
 
-def device_peak(device: torch.device) -> float | None:
-    """Return the operations a second that the maker promises, where we know them."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+def measure_ceiling(device: torch.device, seconds: float) -> float:
+    """Return the FLOP/s of a bare product of large matrices, in the format of training."""
+    cuda = device.type == "cuda"
+    size, dtype = (8192, torch.bfloat16) if cuda else (1024, torch.float32)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out, speeds = torch.empty_like(a), list[float]()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or not speeds:
+        began = time.perf_counter()
+        for _ in range(100 if cuda else 2):
+            torch.mm(a, b, out=out)
+        if cuda:
+            torch.cuda.synchronize()
+        speeds.append(2 * size**3 * (100 if cuda else 2) / (time.perf_counter() - began))
+    return statistics.median(speeds[len(speeds) // 2 :])  # after the clock has settled
 
 
-def table(name: str, found: dict[str, Any]) -> str:
-    """Write the figures of one work for a reader."""
-    (loss, peer_loss), (grad, peer_grad) = found["loss"], found["grad_norm"]
-    lines = [
-        f"{name} {found['size']}: {found['parameters'] / 1e6:.1f} M parameters, vocabulary "
-        f"{found['vocab']}, {found['rows']} rows of {found['length']}; peer {found['peer_class']} "
-        f"({found['peer_attention']}), {found['accumulate']} of its batches to an update",
-        f"  same work: loss {loss:.5f} and {peer_loss:.5f}, "
-        f"gradient {grad:.5f} and {peer_grad:.5f}",
-        f"  {'':14}{'tokens/s':>12}{'filled':>9}{'memory':>10}{'FLOP/s':>10}{'of peak':>9}",
-    ]
-    for side, f in found["sides"].items():
-        memory = f"{f['memory_gb']:.1f} GB" if f["memory_gb"] else "-"
-        share = f"{f['utilisation']:.1%}" if f["utilisation"] else "-"
-        lines.append(
-            f"  {side:14}{f['tokens_per_second']:12,.0f}{f['filled']:9.1%}{memory:>10}"
-            f"{f['flops']:10.2e}{share:>9}"
-        )
-    low, high = found["spread"]
-    line = (
-        f"  kinfolk / peer {found['ratio']:.2f} ({low:.2f} to {high:.2f}, {found['rounds']} rounds)"
+def table(works: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write the figures of all workloads for a reader."""
+    head = ("workload", "", "tokens/s", "ratio", "of ceiling", "memory", "data wait", "start")
+    lines = [[*head, "of it compiling"]]
+    for name, found in works.items():
+        for side, f in found["sides"].items():
+            label = side.replace("peer", found["peer_class"])
+            low, high = f["spread"]
+            is_feed = side == FEED
+            lines.append(
+                [
+                    f"{name} {found['size']}, {found['rows']} x {found['length']}",
+                    label,
+                    f"{f['tokens_per_second']:,.0f}",
+                    "" if is_feed else f"{f['ratio']:.2f} ({low:.2f} to {high:.2f})",
+                    f"{f['of_ceiling']:.1%}",
+                    f"{f['memory_gb']:.1f} GB" if f["memory_gb"] else "-",
+                    f"{f['data_wait']:.1%}" if is_feed else "-",
+                    f"{f['start_seconds']:.1f} s",
+                    f"{f['compile_seconds']:.1f} s",
+                ]
+            )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head) + 1)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
     )
-    if found["ratio_compiled"] is not None:
-        line += f", / peer compiled {found['ratio_compiled']:.2f}"
-    lines.append(line + f", by slots {found['ratio_slots']:.2f}; {found['seconds']:.0f} s in all")
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Read the command line, measure, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--only", choices=WORKS, help="one work")
+    parser.add_argument("--workloads", nargs="+", choices=WORKS, default=[*WORKS], help="some")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE[,...]",
+        help="measure a run with other training settings too; may be repeated",
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--size", help="a preset; mini on the CPU, base on CUDA")
+    parser.add_argument("--size", help="of the network; mini on the CPU, base on CUDA")
     parser.add_argument("--vocab", type=int, help="8192 on the CPU, the published one on CUDA")
     parser.add_argument("--batch", type=int, help="rows; 16 on the CPU, 32 or 64 on CUDA")
     parser.add_argument("--length", type=int, help="of a row; 128 on the CPU, 512 or 1024 on CUDA")
-    parser.add_argument("--seconds", type=float, help="of measuring a work; 15, 8 on CUDA")
+    parser.add_argument("--seconds", type=float, default=15, help="of measuring a workload")
     parser.add_argument("--pool", type=int, default=8, help="batches that are run through")
     parser.add_argument("--plain", action="store_true", help="do not compile the peer on CUDA")
+    parser.add_argument(
+        "--grouped", action="store_true", help="measure padded peers grouped by length too"
+    )
     told = parser.parse_args(arguments)
     cuda = torch.cuda.is_available() if told.device == "auto" else told.device == "cuda"
     if cuda and not torch.cuda.is_available():
         parser.error("this machine has no CUDA device that torch can use: use --device cpu")
+    device = torch.device("cuda" if cuda else "cpu")
     settings = Settings(
         size=told.size or ("base" if cuda else "mini"),
         vocab=told.vocab or (None if cuda else 8192),
         rows=told.batch or (None if cuda else 16),
         length=told.length or (None if cuda else 128),
-        device=torch.device("cuda" if cuda else "cpu"),
-        seconds=(8 if cuda else 15) if told.seconds is None else told.seconds,
+        device=device,
+        seconds=told.seconds,
         pool=told.pool,
         compiled=not told.plain,
+        grouped=told.grouped,
+        variants=[text.split(",") for text in told.variant],
+        ceiling=measure_ceiling(device, WARM_UP if cuda else min(0.5, told.seconds)),
     )
     works: dict[str, dict[str, Any]] = {}
-    for name in [told.only] if told.only else WORKS:
-        works[name] = measure(WORKS[name](), settings)
-        print(table(name, works[name]), flush=True)
+    failures: list[str] = []
+    for name in told.workloads:
+        try:
+            with many_compiled():  # of every shape of every side
+                works[name] = measure(WORKS[name](), settings)
+            print(f"{name}: {works[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
+        except SystemExit as failure:
+            failures.append(str(failure))
         if cuda:
             torch.compiler.reset()
             torch.cuda.empty_cache()
-    where = {
+    if not works:
+        raise SystemExit("; ".join(failures))
+    slowest = min(works, key=lambda name: float(works[name]["ratio"]))
+    compiled = [w["ratio_compiled"] for w in works.values() if w["ratio_compiled"] is not None]
+    found = {
+        "ratio": works[slowest]["ratio"],
+        "ratio_compiled": min(compiled, default=None),
+        "slowest": slowest,
+        **works,
+        "ceiling": settings.ceiling,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "precision": "bfloat16" if cuda else "float32",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    if told.only:
-        found = {"work": told.only, **works[told.only], **where}
-    else:
-        slowest = min(works, key=lambda name: float(works[name]["ratio"]))
-        compiled = [w["ratio_compiled"] for w in works.values() if w["ratio_compiled"] is not None]
-        found = {
-            "ratio": works[slowest]["ratio"],
-            "ratio_compiled": min(compiled, default=None),
-            "slowest": slowest,
-            **works,
-            **where,
-        }
+    print(
+        f"{found['device']}, {found['precision']}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}; a bare product: {settings.ceiling / 1e12:.3g} TFLOP/s"
+    )
+    print(table(works), flush=True)
     if told.json:
         print(json.dumps(found), flush=True)
+    if failures:
+        raise SystemExit("; ".join(failures))
     return found
 
 

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kinfolk.errors import UserError
+from kinfolk.objectives.clm import CLM
+from kinfolk.objectives.mlm import MLM
 from support.runs import text
 
 pytest.importorskip("transformers")
@@ -34,62 +37,95 @@ def training() -> ModuleType:
 
 
 def figures(training: ModuleType, capsys: Any, *more: str) -> dict[str, Any]:
-    """Run the benchmark and read the JSON it ends with."""
+    """Run the benchmark, a step at a time, and read the JSON it ends with."""
     training.main([*SMALL.split(), *more])
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
 
-def test_every_work_does_what_its_peer_does_and_the_smallest_ratio_is_told(
+@pytest.fixture(autouse=True)
+def single_steps(training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a block of steps be one step."""
+    monkeypatch.setattr(training, "BLOCK", 0.0)
+
+
+def test_every_workload_does_what_its_peer_does_and_the_smallest_ratio_is_told(
     training: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = figures(training, capsys)
-    works = [found[name] for name in training.WORKS]
-    assert found["ratio"] == min(work["ratio"] for work in works)
-    for work in works:
-        assert work["loss"][0] == pytest.approx(work["loss"][1], abs=1e-3)
-        assert work["grad_norm"][0] == pytest.approx(work["grad_norm"][1], rel=1e-3)
-        assert work["rounds"] >= 3
+    works = {name: found[name] for name in training.WORKS}
+    assert found["ratio"] == min(work["ratio"] for work in works.values())
+    assert found["ceiling"] > 0
+    for name, work in works.items():
+        if name == "transformer_xl":  # both sides have the same rows
+            assert work["loss"] is None
+        else:
+            assert work["loss"][0] == pytest.approx(work["loss"][1], abs=1e-3)
+            assert work["grad_norm"][0] == pytest.approx(work["grad_norm"][1], rel=1e-3)
+        assert work["rounds"] >= 5
+        assert work["sides"].keys() == {"peer", "kinfolk", "kinfolk, no feed"}
         for side in work["sides"].values():
             assert side["tokens_per_second"] > 0
+            assert side["of_ceiling"] > 0
             assert 0 < side["filled"] <= 1
+            assert 0 <= side["data_wait"] < 1
+            assert side["start_seconds"] > 0
 
 
-def test_one_work_ends_with_its_own_ratio(
+def test_a_workload_and_a_variant_of_its_settings_are_in_one_table(
     training: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = figures(training, capsys, "--only", "bert")
-    assert found["work"] == "bert"
-    assert found["ratio"] > 0
-    assert found["sides"].keys() == {"peer", "kinfolk"}
+    arguments = [*SMALL.split(), "--workloads", "bert", "--variant", "optimizer=adamw_rms,eps=1e-6"]
+    found = training.main([*arguments, "--grouped"])
+    variant, grouped = "kinfolk, optimizer=adamw_rms, eps=1e-6", "peer, grouped by length"
+    sides = found["bert"]["sides"]
+    assert sides.keys() == {"peer", grouped, "kinfolk", "kinfolk, no feed", variant}
+    assert sides[grouped]["filled"] > sides["peer"]["filled"]
+    out = capsys.readouterr().out
+    table = [line.split("|") for line in out.splitlines() if line.startswith("|")]
+    assert [row[2].strip() for row in table[2:]] == [
+        *("BertForMaskedLM", "BertForMaskedLM, grouped by length"),
+        *("kinfolk", "kinfolk, no feed", variant),
+    ]
+
+
+def test_a_setting_that_does_not_exist_is_not_measured(training: ModuleType) -> None:
+    with pytest.raises(UserError, match="no field 'speed'"):
+        training.main([*SMALL.split(), "--workloads", "bert", "--variant", "speed=2"])
+
+
+def packed(training: ModuleType, work: Any, way: Any) -> list[Any]:
+    """Return the texts of two batches."""
+    objective = way(special_tokens=training.SPECIALS, vocab_size=200, max_length=32)
+    documents = training.documents(1000, longest=30, vocab=200)
+    dataset = training.PackedDataset(objective, documents, batch_size=2, seed=0)
+    rows = [row for number in range(2) for row in training.rows_of_texts(dataset, number)]
+    assert sum(training.text_tokens(dataset, n) for n in range(2)) == sum(
+        text.tokens for row in rows for text in row
+    )
+    return [text for row in rows for text in row]
 
 
 def test_both_sides_count_the_tokens_of_the_texts_and_nothing_else(training: ModuleType) -> None:
-    work = training.bert()
-    objective = work.objective(special_tokens=training.SPECIALS, vocab_size=200, max_length=32)
-    documents = training.documents(1000, longest=30, vocab=200)
-    batches = training.packed(objective, documents, 2)
-    texts = [text for batch in batches for row in batch for text in row]
+    work = training.WORKS["bert"]()
+    texts = packed(training, work, MLM)
     for reading in training.readings(work, texts, 2, 32):
         # [CLS] and [SEP] fill two slots of each of the two rows.
         assert reading.filled == reading.tokens + 4
         assert reading.slots == reading.arguments["input_ids"].numel()
-    assert sum(text.tokens for text in texts) <= len(documents.token_ids)
 
 
 def test_the_peer_of_gpt2_gets_full_rows_of_the_same_texts(training: ModuleType) -> None:
-    work = training.gpt2()
-    objective = work.objective(special_tokens=training.SPECIALS, vocab_size=200, max_length=32)
-    documents = training.documents(1000, longest=30, vocab=200)
-    texts = [t for b in training.packed(objective, documents, 2) for row in b for t in row]
+    work = training.WORKS["gpt2"]()
+    texts = packed(training, work, CLM)
     found = training.readings(work, texts, 2, 32)
     assert all(r.slots == r.filled == 64 for r in found)
     assert sum(t.tokens for t in texts) - 64 <= sum(r.tokens for r in found)
     assert sum(r.tokens for r in found) <= sum(t.tokens for t in texts)
 
 
-def test_networks_that_differ_are_not_timed(
-    training: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_networks_that_differ_are_not_timed_and_the_others_are(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     honest = training.open_peer
 
@@ -100,7 +136,12 @@ def test_networks_that_differ_are_not_timed(
 
     monkeypatch.setattr(training, "open_peer", bent)
     with pytest.raises(SystemExit, match="do not compute the same"):
-        training.main([*SMALL.split(), "--only", "gpt2"])
+        training.main([*SMALL.split(), "--workloads", "gpt2"])
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit, match="gpt2: the two sides do not compute the same"):
+        training.main([*SMALL.split(), "--workloads", "gpt2", "glm"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "glm" in found and "gpt2" not in found
 
 
 @pytest.fixture(scope="module")

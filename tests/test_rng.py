@@ -1,5 +1,8 @@
 """Random numbers by key: what they are is part of the format of a run, so they are pinned."""
 
+import pickle
+
+import numpy as np
 import pytest
 
 from kinfolk.errors import UserError
@@ -8,12 +11,27 @@ from kinfolk.rng import (
     corpus_seed,
     derive_seed,
     generator,
+    keyed_generator,
     sequential,
     text_uniform,
     uniforms,
 )
 
 LARGEST = 2**63 - 1
+
+
+@pytest.mark.parametrize("key", [(0, 0), (LARGEST, 1), (2**64 - 1, (3 << 40) + 9)])
+def test_a_key_gives_numpys_philox_without_entropy_of_the_system(
+    key: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = np.random.Philox(key=np.array(key, np.uint64)).random_raw(9)
+    monkeypatch.setattr("numpy.random.bit_generator.randbits", None)
+    with pytest.raises(TypeError):
+        np.random.Philox(key=np.array(key, np.uint64))
+    found = keyed_generator(*key)
+    assert (found.bit_generator.random_raw(9) == expected).all()
+    monkeypatch.undo()
+    assert pickle.loads(pickle.dumps(found)).random() == found.random()
 
 
 def test_orders_are_those_of_every_run_before() -> None:

@@ -26,6 +26,40 @@ EMPTY_SLOT_ID = -2  # the document id of a cache slot that holds nothing yet
 
 
 @dataclass(frozen=True, eq=False)
+class SequenceOffsets:
+    """The documents of all rows as sequences in one stream of tokens, for varlen attention.
+
+    Padding of a row is a sequence too. Their number is rounded up to a power of two by empty ones,
+    so that batches have few shapes.
+    """
+
+    cu_seqlens: Tensor  # (sequences + 1,), int32: the start of each, and the end of the last
+    max_seqlen: int  # the length of a row
+    causal: bool  # otherwise bidirectional
+
+    @classmethod
+    def of(cls, mask: "AttentionMask") -> "SequenceOffsets | None":
+        """Find the documents of a mask; None if it is neither causal nor bidirectional in them.
+
+        Where the mask is on an accelerator, wait for it.
+        """
+        ids, order = mask.document_ids, mask.key_order
+        if not torch.equal(order, mask.query_order):
+            return None
+        begins = torch.ones_like(ids, dtype=torch.bool)
+        begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        steps = (order[:, 1:] - order[:, :-1])[~begins[:, 1:] & (ids[:, 1:] >= 0)]
+        causal = bool((steps == 1).all())
+        if not causal and bool((steps != 0).any()):
+            return None
+        starts = begins.flatten().nonzero()[:, 0]
+        count = 1 << (len(starts) - 1).bit_length()
+        offsets = starts.new_full((count + 1,), ids.numel(), dtype=torch.int32)
+        offsets[: len(starts)] = starts
+        return cls(offsets, ids.shape[1], causal)
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionMask:
     """The tokens that each token attends to: three integers per token, each (batch, length)."""
 
@@ -39,6 +73,8 @@ class AttentionMask:
     window_block_masks: Mapping[int, BlockMask] = field(default_factory=dict)  # by window
     # Set by `with_texts`: the order in which recurrent layers read these documents.
     texts: WholeRows | PackedTexts | None = None
+    # Set by `with_sequence_offsets` where each token attends to its document, causally or not.
+    sequences: SequenceOffsets | None = None
 
     @classmethod
     def bidirectional(cls, document_ids: Tensor, *, unpacked: bool = False) -> "AttentionMask":
@@ -74,11 +110,17 @@ class AttentionMask:
         """
         return replace(
             self,
-            block_mask=None if self.unpacked else block_mask_from_bounds(self, self),
+            block_mask=(
+                None if self.unpacked or self.sequences else block_mask_from_bounds(self, self)
+            ),
             window_block_masks={
                 window: block_mask_from_bounds(self, self, window) for window in windows
             },
         )
+
+    def with_sequence_offsets(self) -> "AttentionMask":
+        """Find the documents for the kernel of varlen attention, if it can compute this mask."""
+        return self if self.unpacked else replace(self, sequences=SequenceOffsets.of(self))
 
     def with_texts(self) -> "AttentionMask":
         """Find the texts for recurrent layers; where the mask is on an accelerator, wait for it."""

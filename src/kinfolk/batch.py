@@ -26,13 +26,24 @@ def tree_map(value: T, change: Callable[[Tensor], Tensor]) -> T:
     return value
 
 
+def map_masks(value: T, change: Callable[[AttentionMask], AttentionMask]) -> T:
+    """Change every attention mask in a tree of dataclasses."""
+    if isinstance(value, AttentionMask):
+        return change(value)  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {f.name: map_masks(getattr(value, f.name), change) for f in fields(value)}
+        return replace(value, **changes)
+    return value
+
+
 def with_texts(value: T) -> T:
     """Find the texts of every attention mask in a tree of dataclasses, for recurrent layers."""
-    if isinstance(value, AttentionMask):
-        return value.with_texts()  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: with_texts(getattr(value, f.name)) for f in fields(value)})
-    return value
+    return map_masks(value, AttentionMask.with_texts)
+
+
+def with_sequence_offsets(value: T) -> T:
+    """Find the documents of every attention mask in a tree of dataclasses, for varlen attention."""
+    return map_masks(value, AttentionMask.with_sequence_offsets)
 
 
 class TensorTree:

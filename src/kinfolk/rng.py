@@ -8,9 +8,11 @@ are part of the format of a run: changing them would change the batches of every
 from collections.abc import Iterable
 from enum import IntEnum
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random.bit_generator import ISeedSequence
 
 from kinfolk.errors import UserError
 
@@ -23,6 +25,28 @@ class Stream(IntEnum):
     SUBSAMPLE = 2  # rows of a labelled file that are kept
     SPLIT = 3  # rows of a labelled file that are held out, or used as few-shot examples
     SEGMENTS = 4  # lengths of rows that continue from batch to batch
+
+
+class PhiloxKey(ISeedSequence):
+    """The two words of a key, where numpy asks for the state of a seed.
+
+    `Philox(key=...)` gives the same generator, and first reads entropy from the system for a seed
+    that it does not use: 22 microseconds an example in place of 3.5.
+    """
+
+    def __init__(self, seed: int, counter: int) -> None:
+        self.words = seed, counter
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> npt.NDArray[np.uint64]:
+        """Return the key."""
+        assert n_words == len(self.words)
+        return np.array(self.words, np.uint64)
+
+
+def keyed_generator(seed: int, counter: int) -> np.random.Generator:
+    """Return the Philox generator of a key of two words."""
+    key: Any = PhiloxKey(seed, counter)  # numpy's stubs know one class of such a sequence
+    return np.random.Generator(np.random.Philox(key))
 
 
 def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.random.Generator:
@@ -43,15 +67,14 @@ def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.r
         case Stream.SEGMENTS:
             assert 0 <= epoch < 1 << 29 and index == 0
             counter = (1 << 31) + epoch
-    return np.random.Generator(np.random.Philox(key=[seed, counter]))
+    return keyed_generator(seed, counter)
 
 
 def uniforms(seed: int, indices: Iterable[int], count: int) -> npt.NDArray[np.float64]:
     """Return `count` numbers from [0, 1) for each index: (indices, count)."""
     if not 0 <= seed < 2**64:
         raise UserError(f"seed={seed}: it must be from 0 to 2^64 - 1")
-    keys = (np.array([seed, index], np.uint64) for index in indices)
-    return np.stack([np.random.Generator(np.random.Philox(key=key)).random(count) for key in keys])
+    return np.stack([keyed_generator(seed, index).random(count) for index in indices])
 
 
 def derive_seed(*numbers: int) -> int:

@@ -162,7 +162,7 @@ MISTAKES = [
     ("pretrain gpt2 --corpus {corpus} -o {new} trian.steps=5", "did you mean train?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.steps=five", "a whole number"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.lr=high", "train.lr=high: it must be a"),
-    ("pretrain gpt2 --corpus {corpus} -o {new} train.compile=maybe", "auto, yes or no"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.compile=maybe", "auto, yes, layers or no"),
     ("pretrain gpt2 --corpus {corpus} -o {new} fast", "'fast' is not a setting"),
     (
         "pretrain gpt2 --corpus {corpus} -o {new} --objective mlm",

@@ -51,7 +51,9 @@ BESIDE = {
 KEPT = {"steps", "save_every", "keep_checkpoints", "eval_every", "eval_batches"}  # tested below
 UNSEEN = {
     "device": "a machine without CUDA has one: test_pretraining tests the choice",
-    "compile": "changes rounding only: test_compiled",
+    "compile": "changes rounding only: test_compiled, test_compilation",
+    "attention": "changes rounding only, on CUDA: test_varlen_attention",
+    "master_weights": "changes rounding only: test_master_weights",
     "cuda_graph": "acts on CUDA only: test_capture_cuda",
     "parallel": "must change nothing: test_sharding",
     "checkpoint_activations": "must change nothing: test_activation_checkpoint",

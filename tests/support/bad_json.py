@@ -71,7 +71,7 @@ FIELDS = {
         "train=1": "train=1: it must be an object",
         "train.steps=100000000000000000000": "train.steps=100000000000000000000: it must be from 1",
         "train.betas=[1]": "train.betas=[1]: it must be a list of 2 values",
-        'train.compile="maybe"': "it must be auto, yes or no",
+        'train.compile="maybe"': "it must be auto, yes, layers or no",
         "model=null": "model=None: it must be an object with a type",
         'model.type="json"': "unknown type 'json'",
         "model.num_heads=3": "model.num_heads=3 does not divide",

@@ -54,6 +54,8 @@ class TerminalProgress(Callback):
             self.first = progress.step - 1
             for line in self.header:
                 note(line)
+        if progress.compile_seconds:
+            note(f"compiled in {progress.compile_seconds:.1f} s")
         values = f"loss {format_loss(progress.loss, progress.losses)}"
         if progress.baseline is not None:
             values += "  {} {:.3f}".format(*progress.baseline)

@@ -145,6 +145,7 @@ class T5(EncoderDecoder):
 
     config: T5Config
     token_embeddings: TokenEmbedding
+    varlen_attention = False
 
     def __init__(self, c: T5Config) -> None:
         super().__init__()

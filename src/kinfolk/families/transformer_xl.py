@@ -108,6 +108,7 @@ class TransformerXL(LanguageModel):
     token_embeddings: AdaptiveEmbedding
     architecture = "decoder"
     undivided = "its attention to relative distances is not divided among processes"
+    varlen_attention = False
     decoding = "causal"
     static_cache = False
     pooling = Pooling(token="last", bias=False)

@@ -91,6 +91,7 @@ class XLNet(LanguageModel):
     token_embeddings: TokenEmbedding
     architecture = "encoder"
     undivided = "its attention to relative distances is not divided among processes"
+    varlen_attention = False
     decoding = "two-stream"
     can_fill = True
     static_cache = False

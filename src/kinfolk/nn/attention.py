@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from kinfolk.attention_mask import AttentionBackend, AttentionMask
+from kinfolk.attention_mask import AttentionBackend, AttentionMask, SequenceOffsets
 from kinfolk.batch import Inputs
 from kinfolk.kv_cache import KVCache
 from kinfolk.nn.layers import HAS_TRITON, FusedLinear, Linear, Split, TensorParallel
@@ -109,6 +109,38 @@ class FlexBlockSparse:
         return out
 
 
+@dataclass(frozen=True, eq=False)
+class VarlenAttention:
+    """FlashAttention over the documents of all rows as one stream: CUDA, half precision."""
+
+    sequences: SequenceOffsets
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Attend inside of each document."""
+        assert bias is None, "select_backend() selects another backend where layers add a bias"
+        assert dropout == 0, "select_backend() selects the dense mask for dropout"
+        from torch.nn.attention.varlen import varlen_attn  # takes seconds
+
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+        offsets, longest = self.sequences.cu_seqlens, self.sequences.max_seqlen
+        window = (-1, 0) if self.sequences.causal else (-1, -1)
+        out = varlen_attn(
+            q, k, v, offsets, offsets, longest, longest, scale=scale, window_size=window
+        )
+        assert isinstance(out, Tensor)
+        return out.view(query.transpose(1, 2).shape).transpose(1, 2)
+
+
 def select_backend(
     query: AttentionMask,
     key: AttentionMask | None = None,
@@ -125,6 +157,7 @@ def select_backend(
     for query i and key j. The block-sparse kernel does not support `dropout` of attention
     probabilities, and it is slow or out of memory where each layer adds a bias (`layer_bias`).
     `block_mask` is the block mask for keys other than the queries' own, under the same window.
+    Varlen attention is chosen where the data loader has found the documents: `train.attention`.
     """
     keys = key or query
     if query.unpacked and keys.unpacked == query.unpacked and bias is None and window is None:
@@ -133,6 +166,9 @@ def select_backend(
             return UnmaskedSdpa(causal=False)
         if queries == length or query.unpacked == "bidirectional":
             return UnmaskedSdpa(causal=query.unpacked == "causal")
+    biased = bias is not None or layer_bias
+    if query.sequences and keys is query and window is None and not (biased or dropout):
+        return VarlenAttention(query.sequences)
     own = query.block_mask if window is None else query.window_block_masks.get(window)
     sparse = own if keys is query else block_mask
     if sparse is None or dropout or layer_bias:

@@ -198,6 +198,7 @@ class LanguageModel(nn.Module):
     # Tables of token embeddings that predict no tokens: the output layer is another one.
     input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
+    varlen_attention: bool = True  # no attention to a whole row adds a bias to the scores
     # Why processes cannot hold its layers together (tensor parallel); None: they declare how.
     undivided: str | None = None
     # Its layers are one stack, whose input may be `Inputs.hidden` (pipeline parallel).
@@ -428,6 +429,12 @@ def attention_windows(module: nn.Module) -> tuple[int, ...]:
     """Return the attention windows of the networks in a module, each once."""
     networks = [part for part in module.modules() if isinstance(part, LanguageModel)]
     return tuple({window: None for part in networks for window in part.attention_windows})
+
+
+def uses_varlen_attention(module: nn.Module) -> bool:
+    """Return whether varlen attention can compute what the networks in a module attend to."""
+    networks = [part for part in module.modules() if isinstance(part, LanguageModel)]
+    return all(part.varlen_attention and part.static_shapes for part in networks)
 
 
 def reads_texts(module: nn.Module) -> bool:

@@ -100,9 +100,23 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16"] = runtime_field(
         default="auto", help="number format of the forward pass; auto is bfloat16 on CUDA"
     )
-    compile: Literal["auto", "yes", "no"] = runtime_field(
+    master_weights: Literal["yes", "no"] = runtime_field(
+        default="no",
+        help="keep the model in bfloat16 and float32 master weights in the optimizer, in place of "
+        "converting weights in every step",
+    )
+    attention: Literal["auto", "varlen", "flex", "sdpa"] = runtime_field(
         default="auto",
-        help="compile the model; auto is yes in pretraining on CUDA without fsdp and no otherwise",
+        help="kernel of attention in packed rows: varlen is FlashAttention over the documents of a "
+        "batch, where each token attends to its document, causally or not (CUDA, bfloat16); flex "
+        "the compiled block-sparse one, sdpa a dense mask; auto is flex in a compiled model on "
+        "CUDA and sdpa otherwise",
+    )
+    compile: Literal["auto", "yes", "layers", "no"] = runtime_field(
+        default="auto",
+        help="compile the model: yes or on is the whole, layers each layer by itself, which starts "
+        "sooner, no or off nothing; auto chooses by the length of a run in pretraining on CUDA "
+        "without fsdp, and is no otherwise",
     )
     cuda_graph: Literal["auto", "yes", "no"] = runtime_field(
         default="auto",
@@ -194,14 +208,17 @@ class TrainConfig:
         return max(1, min(MAX_AUTO_WORKERS, available_cpus() // 4)) if cuda else 0
 
     def compiles(self, *, cuda: bool, row_length: int | None) -> bool:
-        """Return whether the model is compiled; `row_length` is None where lengths differ.
+        """Return whether the model may be compiled; `row_length` is None where lengths differ.
 
+        A short run of `auto` is not (`plan_compilation`).
         Compiling for varying lengths takes longer than it saves in fine-tuning: 200 steps of
         bert/tiny took 13.3 s eager and 43.8 s compiled on an H200.
         """
         if self.compile == "auto" and self.parallel == "fsdp":
             return False  # layer by layer if asked for
-        return self.compile == "yes" or (self.compile == "auto" and cuda and row_length is not None)
+        if self.compile == "auto":
+            return cuda and row_length is not None
+        return self.compile != "no"
 
     def replays(self, parameters: int, row_length: int | None) -> bool:
         """Return whether a step is replayed as a CUDA graph, compiled or not."""

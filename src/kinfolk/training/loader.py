@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from kinfolk.batch import Batch, with_texts
+from kinfolk.batch import Batch, with_sequence_offsets, with_texts
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
@@ -31,6 +31,16 @@ class WithTexts(Dataset[Batch[Any]]):
 
     def __getitem__(self, number: int) -> Batch[Any]:
         return with_texts(self.batches[number])
+
+
+class WithSequenceOffsets(Dataset[Batch[Any]]):
+    """The batches of a data set, with the documents that varlen attention reads."""
+
+    def __init__(self, batches: Dataset[Batch[Any]]) -> None:
+        self.batches = batches
+
+    def __getitem__(self, number: int) -> Batch[Any]:
+        return with_sequence_offsets(self.batches[number])
 
 
 def data_loader(

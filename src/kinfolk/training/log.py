@@ -2,7 +2,8 @@
 
 log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"mlm": 4.5, "nsp": 0.75}}
 speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0, "wait_seconds": 0.01,
-                "memory_bytes": 812000000, "peak_memory_bytes": 900000000}
+                "memory_bytes": 812000000, "peak_memory_bytes": 900000000}; where a model was
+               compiled also "compile_seconds", which "seconds" does not contain
 alarms.jsonl   {"step": 7, "alarm": "spike", "message": "..."}, if there is any; of a batch that
                is left out also "batch" and "from_step"
 samples.jsonl  {"step": 7, "title": "continues a text", "prompt": "The", "text": " cat"}

@@ -37,6 +37,7 @@ class Progress:
     losses: Mapping[str, float] = field(default_factory=dict)
     eval_losses: Mapping[str, float] = field(default_factory=dict)
     baseline: tuple[str, float] | None = None  # name and loss of the next to fall below, if any
+    compile_seconds: float = 0.0  # since the last progress, in which the compiler ran
 
 
 @dataclass(frozen=True)
@@ -246,12 +247,14 @@ class TrainLoop:
         # While the device was busy, waiting for batches cost nothing.
         waited, self.waited = max(0.0, self.waited - (time.monotonic() - began)), 0.0
         tokens = sum(int(output.tokens) for _, output in self.unlogged)
-        seconds = max(time.perf_counter() - self.since, 1e-9)
+        compiling = sum(output.compile_seconds for _, output in self.unlogged)
+        seconds = max(time.perf_counter() - self.since - compiling, 1e-9)
         speed = tokens / seconds
         timed = {
             "seconds": seconds / len(lines),
             "tokens_per_second": speed,
             "wait_seconds": waited / len(lines),
+            **({"compile_seconds": compiling / len(lines)} if compiling else {}),
             **self.memory(),
         }
         for index, (number, line) in enumerate(lines):
@@ -282,6 +285,7 @@ class TrainLoop:
             newest.get("losses", {}),
             newest.get("eval_losses", {}),
             None if self.watch is None else self.watch.baseline,
+            compiling,
         )
         for callback in self.callbacks:
             if self.evaluation is not None:

@@ -76,7 +76,9 @@ class Run:
         self.bfloat16 = uses_bfloat16(train, self.device)
         self.train_step = work.make_step(folder, self.device, bfloat16=self.bfloat16)
         step = self.train_step
-        self.shards = step.shards if isinstance(step, TrainStep) else None
+        self.shards = None
+        if isinstance(step, TrainStep):
+            self.shards, step.on_message = step.shards, self._on_message
         self.global_step = self.saved_step = 0
         self.dropped: DroppedBatches = {}
         self.initial: InitialState | None = None  # until there is a checkpoint to roll back to
@@ -127,7 +129,8 @@ class Run:
     def restore(self, folder: Path, state: Mapping[str, Any] | None = None) -> None:
         """Load the weights and the training state of a checkpoint; the data must be the same."""
         state = checkpoint.load_training_state(folder) if state is None else state
-        self.work.load_weights(folder)
+        with self.float32_weights():
+            self.work.load_weights(folder)
         fault = self._state_fault(state, checkpoint.checkpoint_step(folder))
         if fault is None and not self.train_step.load_state_dict(state.get("optimizer")):
             fault = "optimizer"
@@ -212,6 +215,8 @@ class Run:
             finally:
                 if self.shards is not None:
                     self.shards.close()
+                if isinstance(self.train_step, TrainStep) and self.train_step.master_weights:
+                    self.train_step.master_weights.restore()
             self._write_report(finished=True)
             self.processes.wait()  # for the report, which a caller may read
         self._end(interrupted=False)
@@ -224,11 +229,15 @@ class Run:
     def _train(self) -> None:
         work = self.work
         if self.shards is None:
-            self.processes.broadcast_weights(work.model)
+            with self.float32_weights():
+                self.processes.broadcast_weights(work.model)
         if work.shard is not None:
             work.shard.broadcast_tied()
         if work.train.on_nan == "rollback" and not self.global_step:
-            self.initial = InitialState.of(work.model, work.memory)
+            with self.float32_weights():
+                self.initial = InitialState.of(work.model, work.memory)
+        if work.compile_plan.reason is not None:
+            self._on_message(f"train.compile=auto: {work.compile_plan.reason}")
         while True:
             try:
                 return self._train_to_end()
@@ -300,7 +309,8 @@ class Run:
         if newest is not None:
             self.restore(newest)
         elif self.initial is not None and isinstance(self.train_step, TrainStep):
-            self.initial.restore(work.model, work.memory)
+            with self.float32_weights():
+                self.initial.restore(work.model, work.memory)
             self.train_step.reset()
             self.global_step, self.best, self.evals_since_best = 0, None, 0
 
@@ -394,6 +404,14 @@ class Run:
             finally:
                 self.work.model, step.learner = model, learner
 
+    @contextmanager
+    def float32_weights(self) -> Iterator[None]:
+        """Give the model its float32 weights in the block, where it is trained in bfloat16."""
+        step = self.train_step
+        masters = step.master_weights if isinstance(step, TrainStep) else None
+        with nullcontext() if masters is None else masters.in_model():
+            yield
+
     def _metrics(self) -> Mapping[str, Any]:
         with self._evaluation_mode():
             return self.work.evaluate(self.loss)
@@ -454,7 +472,8 @@ class Run:
         self.saved_step, self.initial = step, None
 
         def write(folder: Path) -> None:
-            self.work.save_model(folder)
+            with self.float32_weights():
+                self.work.save_model(folder)
             self.work.whole = None
             checkpoint.save_training_state(folder, state)
 
@@ -489,9 +508,9 @@ class Run:
 
     def _has_finite_weights(self) -> bool:
         """Return whether all weights are finite, in every process that has a share of them."""
-        parameters = self.work.model.parameters()
-        weights = [local(p.detach()) for p in parameters if p.requires_grad]
-        finite = all_finite(weights)
+        with self.float32_weights():
+            parameters = self.work.model.parameters()
+            finite = all_finite([local(p.detach()) for p in parameters if p.requires_grad])
         if self.shards is not None:
             return self.processes.all_true(finite)
         return self.processes.all_agree(finite)

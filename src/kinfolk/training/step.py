@@ -1,6 +1,5 @@
 """One optimizer step: forward, backward, update."""
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,7 +15,9 @@ from kinfolk.nn.language_model import attention_windows
 from kinfolk.packed_texts import PackedTexts, WholeRows
 from kinfolk.rng import derive_seed
 from kinfolk.training.capture import GraphedForwardBackward
+from kinfolk.training.compilation import CompiledModules, failure_message
 from kinfolk.training.distributed import Processes, model_connection
+from kinfolk.training.master_weights import MasterWeights
 from kinfolk.training.optimizer import load_optimizer_state
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 
@@ -37,11 +38,6 @@ class Learner(nn.Module):
         # Counts differ between batches and would be compiled as constants, so they are not passed.
         return self.objective.loss(self.model, Batch(inputs, targets, {}))
 
-    def compile(self, *args: Any, **settings: Any) -> None:
-        """Compile the forward pass, without torch's warning about online softmax."""
-        warnings.filterwarnings("ignore", message=r"\s*online softmax is disabled")
-        super().compile(*args, **settings)
-
 
 @dataclass(frozen=True)
 class StepOutput:
@@ -54,6 +50,7 @@ class StepOutput:
     lr: float | None
     tokens: Tensor | int = 0  # input tokens of all micro-batches
     updated: bool = True  # False if loss or norm were not finite and the update was skipped
+    compile_seconds: float = 0.0  # of the step, in which the compiler ran
 
     def to_numbers(self) -> dict[str, Any]:
         """Read the numbers, waiting for the device."""
@@ -109,17 +106,24 @@ class TrainStep:
         processes: Processes = Processes(),  # that the rows of every micro-batch are shared by
         shards: "Shards | None" = None,  # of the learner, where each process holds a share of it
         shard: "ModelShard | None" = None,  # of the model, if other processes hold the rest of it
+        compiled: CompiledModules | None = None,  # modules of the learner
+        master_weights: MasterWeights | None = None,  # of the learner, which is bfloat16 then
     ) -> None:
         self.learner, self.optimizer, self.lr = learner, optimizer, lr
         self.shards = shards
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.block_masks, self.memory = bfloat16, block_masks, memory
         self.unfreezing, self.attack, self.processes = unfreezing, attack, processes
-        self.shard = shard
+        self.shard, self.compiled, self.master_weights = shard, compiled, master_weights
+        self.on_message: Callable[[str], None] = lambda message: None
         # Reading costs nothing on a CPU; elsewhere it waits for the device.
         self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
+        # What the optimizer changes: these parameters, or their master weights.
+        self.updated = list[Tensor](self.parameters)
+        if master_weights is not None:
+            self.updated = master_weights.masters_of(self.parameters)
         self.graphed = None
         if cuda_graph:
             self.graphed = GraphedForwardBackward(self.forward, self.parameters, graph_lengths)
@@ -138,10 +142,11 @@ class TrainStep:
         if self.processes.several:
             counts, tokens = self.processes.sum_counts(counts, int(tokens))
         memory = None if self.memory is None else [*self.memory]
-        loss, sums = self._compute_gradients(number, batches, counts)
+        compiling = self.compile_seconds
+        loss, sums = self._compute_or_retry(number, batches, counts)
         if self.processes.several:
             if self.shards is None:  # which sums them in the backward pass
-                self.processes.sum_gradients(self.parameters)
+                self.processes.sum_gradients(self.updated)
             if self.shard is not None:
                 self.shard.sum_tied_gradients()
             loss, sums = self.processes.sum_losses(loss, sums, sorted(counts))
@@ -151,11 +156,46 @@ class TrainStep:
             updated = self.processes.all_true(bool((loss + norm).isfinite()))
         if updated:
             self.optimizer.step()
+            if self.master_weights is not None:
+                self.master_weights.round()
         elif self.memory is not None and memory is not None:
             self.memory[:] = memory  # the states of such a batch are not finite either
         self.optimizer.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
-        return StepOutput(loss, norm, parts, counts, lr, tokens, updated)
+        compiling = self.compile_seconds - compiling
+        return StepOutput(loss, norm, parts, counts, lr, tokens, updated, compiling)
+
+    @property
+    def compile_seconds(self) -> float:
+        """The seconds in which something was compiled."""
+        return 0.0 if self.compiled is None else self.compiled.seconds
+
+    def _compute_or_retry(
+        self, number: int, batches: Sequence[Batch[Any]], counts: Mapping[str, int]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the gradients; where the compiler fails, again from the start without it."""
+        if self.compiled is None:
+            return self._compute_gradients(number, batches, counts)
+        memory = None if self.memory is None else [*self.memory]
+        try:
+            with self.compiled.timed():
+                return self._compute_gradients(number, batches, counts)
+        except RuntimeError as error:
+            # Processes that hold parts of one model would wait for each other.
+            if self.shard is not None or not self.compiled.failed(error):
+                raise
+            self._run_uncompiled(self.compiled, error)
+        for parameter in (*self.parameters, *self.updated):
+            parameter.grad = None
+        if self.memory is not None and memory is not None:
+            self.memory[:] = memory
+        return self._compute_gradients(number, batches, counts)
+
+    def _run_uncompiled(self, compiled: CompiledModules, error: BaseException) -> None:
+        """Run without the compiler, which failed, from now on."""
+        compiled.undo()
+        self.block_masks = False  # whose kernel is compiled
+        self.on_message(failure_message(error))
 
     def _compute_gradients(
         self, number: int, batches: Sequence[Batch[Any]], counts: Mapping[str, int]
@@ -168,6 +208,8 @@ class TrainStep:
             forward_backward = partial(self._forward_backward, number, part, batch, counts, alone)
             result = forward_backward() if self.attack is None else self.attack(forward_backward)
             batch_loss, mean = result
+            if self.master_weights is not None:
+                self.master_weights.take_gradients()
             if self.memory is not None:
                 assert batch_loss.memory is not None, "the objective returns no memory"
                 self.memory[part] = batch_loss.memory
@@ -206,7 +248,7 @@ class TrainStep:
             return self.shards.clip_gradients(self.parameters, clip)
         if self.shard is not None:
             return self.shard.clip_gradients(clip)
-        return torch.nn.utils.clip_grad_norm_(self.parameters, clip)
+        return torch.nn.utils.clip_grad_norm_(self.updated, clip)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer; where several processes hold it, to process 0."""
@@ -228,6 +270,18 @@ class TrainStep:
 
     def forward(self, batch: Batch[Any]) -> Loss:
         """Return the loss of a micro-batch."""
+        if self.compiled is None:
+            return self._forward(batch)
+        try:
+            with self.compiled.timed():
+                return self._forward(batch)
+        except RuntimeError as error:
+            if self.shard is not None or not self.compiled.failed(error):
+                raise
+            self._run_uncompiled(self.compiled, error)
+        return self._forward(batch)
+
+    def _forward(self, batch: Batch[Any]) -> Loss:
         # A cache would hold all weights in bfloat16, of which each process has a share.
         with torch.autocast(
             self.device.type, torch.bfloat16, self.bfloat16, cache_enabled=self.shards is None

@@ -13,13 +13,20 @@ from torch.utils.data import Dataset
 
 from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
 from kinfolk.errors import UserError
-from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
+from kinfolk.nn.language_model import (
+    LanguageModel,
+    has_static_shapes,
+    reads_texts,
+    uses_varlen_attention,
+)
 from kinfolk.training.activation_checkpoint import checkpoint_activations
+from kinfolk.training.compilation import CompiledModules, CompilePlan, plan_compilation
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
-from kinfolk.training.loader import WithTexts, data_loader
+from kinfolk.training.loader import WithSequenceOffsets, WithTexts, data_loader
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
+from kinfolk.training.master_weights import MasterWeights
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, Step, TrainStep
@@ -27,6 +34,8 @@ from kinfolk.training.watch import LossBaseline
 
 if TYPE_CHECKING:
     from kinfolk.training.model_shard import ModelShard
+
+MAX_VARLEN_HEAD = 256  # features of an attention head that FlashAttention can compute
 
 LossFn = Callable[[Batch[Any]], Loss]
 
@@ -60,6 +69,7 @@ class Workload(ABC):
     # Its evaluation calls the model itself, not the loss alone: a sharded one is gathered for it.
     evaluates_model: bool = False
     dropped: Collection[int] = ()  # numbers of batches that are left out
+    compile_plan = CompilePlan("no")  # of its step
 
     @classmethod
     @abstractmethod
@@ -95,6 +105,8 @@ class Workload(ABC):
     def micro_batches(self, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
         """Yield the micro-batches of each step from `start` on."""
         batches = WithTexts(self.batches) if reads_texts(self.model) else self.batches
+        if self.train.attention == "varlen":
+            batches = WithSequenceOffsets(batches)
         return data_loader(batches, self.train, start, pinned, self.processes, dropped=self.dropped)
 
     def batch_parts(self, number: int) -> list[Batch[Any]]:
@@ -133,7 +145,11 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     schedule = lr_schedule(train)
     learner = Learner(model, work.objective)
     row_length = static_row_length(work)
-    compiled = train.compiles(cuda=cuda, row_length=row_length)
+    parameters = sum(p.numel() for p in model.parameters())
+    kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
+    plan = plan_compilation(
+        train, cuda=cuda, row_length=row_length, parameters=parameters, replays=replays
+    )
     if train.checkpoint_activations == "yes":
         checkpoint_activations(model)
     shards = None
@@ -142,9 +158,8 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
 
         check_shardable(work)
         dynamic = row_length is None
-        shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
-    parameters = sum(p.numel() for p in model.parameters())
-    kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
+        compiles = plan.mode != "no"
+        shards = Shards(learner, device, work.processes, compiled=compiles, dynamic=dynamic)
     if work.processes.pipeline > 1:
         from kinfolk.training.pipeline import PipelineStep  # takes seconds
 
@@ -156,18 +171,27 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
                 "parts of this model: leave it at auto"
             )
         replays = False
-    if compiled and shards is None:
+    compiled = None
+    if shards is None:
         whole: torch.nn.Module = learner if work.processes.is_last_stage else model
-        whole.compile(dynamic=row_length is None)
+        compiled = CompiledModules.of(plan.mode, whole, dynamic=row_length is None)
+    work.compile_plan = plan
+    block_sparse = compiled is not None and cuda and row_length is not None
+    check_attention(work, block_sparse=block_sparse, half=cuda and bfloat16)
+    optimizer = build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay)
+    master_weights = None
+    if train.master_weights == "yes":
+        check_master_weights(work, bfloat16=bfloat16)
+        master_weights = MasterWeights(model, optimizer)
     return kind(
         learner,
-        build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay),
+        optimizer,
         lambda number: train.lr * schedule(number),
         clip=train.grad_clip,
         seed=train.seed,
         device=device,
         bfloat16=bfloat16,
-        block_masks=compiled and cuda and row_length is not None and shards is None,
+        block_masks=block_sparse and train.attention != "sdpa",
         cuda_graph=replays,
         graph_lengths=work.usual_lengths,
         memory=work.memory,
@@ -179,7 +203,52 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         processes=work.processes,
         shards=shards,
         shard=work.shard,
+        compiled=compiled,
+        master_weights=master_weights,
     )
+
+
+def check_attention(work: Workload, *, block_sparse: bool, half: bool) -> None:
+    """Refuse a kernel of attention that the run cannot use."""
+    setting, reason = f"train.attention={work.train.attention}", None
+    if work.train.attention == "flex" and not block_sparse:
+        reason = "is compiled for rows of one length on CUDA: add train.compile=yes"
+    if work.train.attention == "varlen":
+        config = work.model.pretrained.config
+        size = config.head_dim or config.hidden_size // config.num_heads
+        if not half:
+            reason = "computes in bfloat16 on CUDA"
+        elif not uses_varlen_attention(work.model):
+            reason = f"has no bias or recurrence, which {work.model.family_name} needs"
+        elif size % 8 or size > MAX_VARLEN_HEAD:
+            reason = f"needs heads of up to {MAX_VARLEN_HEAD} features, a multiple of 8, not {size}"
+    if reason is not None:
+        raise UserError(f"{setting} {reason}; train.attention=auto uses another kernel")
+
+
+def check_master_weights(work: Workload, *, bfloat16: bool) -> None:
+    """Refuse runs whose weights cannot be rounded."""
+    setting = "train.master_weights=yes"
+    if not bfloat16:
+        raise UserError(
+            f"{setting} keeps the model in bfloat16, and this run computes in float32: use "
+            "train.precision=bfloat16, or leave it at no"
+        )
+    if work.train.parallel == "fsdp" or work.shard is not None:
+        raise UserError(
+            f"{setting}: every process must hold the whole model; use train.parallel=ddp, "
+            "train.tensor=1 and train.pipeline=1, or leave it at no"
+        )
+    if work.attack is not None:
+        raise UserError(
+            f"{setting}: --adversarial-epsilon adds to the embeddings less than bfloat16 can tell; "
+            "use one of them"
+        )
+    if not has_static_shapes(work.model):
+        raise UserError(
+            f"{setting}: recurrent layers keep their weights outside of their parameters, which "
+            "cannot be rounded; leave it at no"
+        )
 
 
 def check_shardable(work: Workload) -> None:

@@ -213,7 +213,7 @@ class FineTuneWorkload(Workload):
                 "train.cuda_graph=yes replays one recorded step, but --gradual-unfreezing and "
                 "--adversarial-epsilon change the step: remove one of them"
             )
-        if self.train.cuda_graph == "yes" and self.train.compile != "yes":
+        if self.train.cuda_graph == "yes" and self.train.compile in ("auto", "no"):
             raise UserError(
                 f"train.cuda_graph=yes replays the compiled step, but train.compile="
                 f"{self.train.compile} does not compile in fine-tuning: add train.compile=yes"

@@ -13,6 +13,7 @@ from kinfolk.batch import Batch, with_texts
 from kinfolk.errors import UserError
 from kinfolk.machine import available_memory
 from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
+from kinfolk.training.compilation import CompiledModules, CompileMode
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.flops import FlopCounter
 from kinfolk.training.meters import peak_memory, reset_peak_memory
@@ -125,10 +126,9 @@ def train_step(
     """Return the optimizer step of a pretraining run, compiled where such a run compiles it."""
     cuda = device.type == "cuda"
     length = step.objective.max_length if has_static_shapes(model) else None
-    compiled = train.compiles(cuda=cuda, row_length=length)
     learner = Learner(model, step.objective)
-    if compiled:
-        learner.compile(dynamic=length is None)
+    mode: CompileMode = "model" if train.compiles(cuda=cuda, row_length=length) else "no"
+    compiled = CompiledModules.of(mode, learner, dynamic=length is None)
     return TrainStep(
         learner,
         build_optimizer(model, train),
@@ -137,9 +137,10 @@ def train_step(
         seed=train.seed,
         device=device,
         bfloat16=step.bfloat16,
-        block_masks=compiled and cuda and length is not None,
+        block_masks=compiled is not None and cuda and length is not None,
         cuda_graph=cuda and train.replays(step.parameters, length),
         checks=lambda number: False,
+        compiled=compiled,
     )
 
 
