@@ -64,7 +64,8 @@ def _mean_gradient(
     shape = (-1, *[1] * x.dim())
     total = torch.zeros_like(x)
     with torch.enable_grad():
-        for some, weight in zip(nodes.split(max_rows), weights.split(max_rows), strict=True):
+        parts = (torch.split(part, max_rows) for part in (nodes, weights))
+        for some, weight in zip(*parts, strict=True):
             # The nodes are in [-1, 1], and their weights add up to 2.
             rows = (x * ((some + 1) / 2).to(x).view(shape)).requires_grad_()
             (gradient,) = torch.autograd.grad(function(rows).sum(), rows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -95,20 +96,20 @@ def _summarize(facts: Sequence[Sequence[EffectRow]]) -> Effect:
     drawn = np.array([np.mean([row.random for row in rows], axis=0) for rows in units])
     random = drawn.mean(1)
     first = facts[0][0]
-    values = {
-        "group": first.group,
-        "operation": first.operation,
-        "facts": len(facts),
-        "before": float(before.mean()),
-        "change": float((after - before).mean()),
-        "random_change": float((random - before).mean()),
-        "difference": float((after - random).mean()),
-    }
+    effect = partial(
+        Effect,
+        group=first.group,
+        operation=first.operation,
+        facts=len(facts),
+        before=float(before.mean()),
+        change=float((after - before).mean()),
+        random_change=float((random - before).mean()),
+        difference=float((after - random).mean()),
+    )
     if len(units) == 1:
         by_draw = drawn[0]
         beyond = int((np.abs(by_draw - before[0]) >= abs(after[0] - before[0])).sum())
-        return Effect(
-            **values,
+        return effect(
             change_interval=None,
             random_interval=percentiles(by_draw - before[0], CONFIDENCE_LEVEL),
             difference_interval=percentiles(after[0] - by_draw, CONFIDENCE_LEVEL),
@@ -119,8 +120,7 @@ def _summarize(facts: Sequence[Sequence[EffectRow]]) -> Effect:
     own, other = with_counts(after - before), with_counts(random - before)
     change, by_chance = confidence_interval(metric, own), confidence_interval(metric, other)
     compared = paired_difference(metric, own, other)
-    return Effect(
-        **values,
+    return effect(
         change_interval=(change.low, change.high),
         random_interval=(by_chance.low, by_chance.high),
         difference_interval=(compared.low, compared.high),
