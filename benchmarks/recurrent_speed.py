@@ -395,6 +395,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, help="data loader processes of ours")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each row of the table")
     parser.add_argument("--precision", default="", help="float32, bfloat16; default: both on CUDA")
+    parser.add_argument("--only", default="", help="rows of the table whose name contains this")
     parser.add_argument("--profile", action="store_true", help="print the time of host and device")
     parser.add_argument("--results", type=Path, help="file of lines")
     return parser.parse_args()
@@ -480,6 +481,8 @@ def main() -> None:
     for precision in precisions:
         options.bfloat16 = precision == "bfloat16"
         for name, make in workloads(options).items():
+            if options.only not in name:
+                continue
             line = {"precision": precision, "what": name, **run_row(make, options)}
             table.append(line)
             print(f"{precision}, {name}: {line['ratio']:.2f} of the bare loop", flush=True)
