@@ -186,6 +186,11 @@ ROUGE_WORDS = {
 }
 
 
+def rouge_pattern(references: Sequence[References]) -> re.Pattern[str]:
+    """Return the pattern of the words, in lower case, that ROUGE compares in their language."""
+    return ROUGE_WORDS.get(reference_language(references), LATIN_WORDS)
+
+
 @dataclass(frozen=True)
 class Rouge(MeanMetric):
     """Mean F1 of summaries, each against the reference that fits best."""
@@ -198,7 +203,7 @@ class Rouge(MeanMetric):
         self, predictions: Sequence[str], references: Sequence[References], /
     ) -> list[float]:
         """Return the score of each summary."""
-        pattern = ROUGE_WORDS.get(reference_language(references), LATIN_WORDS)
+        pattern = rouge_pattern(references)
         values = []
         for text, reference in zip(predictions, references, strict=True):
             words = pattern.findall(text.lower())
