@@ -381,17 +381,14 @@ def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
 def baseline_table(result: "EvaluationResult") -> Table:
     """Return the scores of the model and of the baselines that need no training rows."""
     from kinfolk.tasks.baselines import TITLES
-    from kinfolk.tasks.task import format_score, metric_title
+    from kinfolk.tasks.task import metric_title
 
     rows = table("", *numbers(*map(metric_title, result.scores)))
-    rows.add_row("model", *(format_score(name, value) for name, value in result.scores.items()))
+    rows.add_row("model", *(f"{value:.3f}" for value in result.scores.values()))
     for baseline in result.baselines:
-        cells = []
-        for name in result.scores:
-            bounds = baseline.scores[name]
-            shown = [format_score(name, v) for v in (bounds.score, bounds.low, bounds.high)]
-            cells.append(escape("{} [{}, {}]".format(*shown)))
-        rows.add_row(TITLES[baseline.name], *cells)
+        bounds = [baseline.scores[name] for name in result.scores]
+        cells = (f"{b.score:.3f} [{b.low:.3f}, {b.high:.3f}]" for b in bounds)
+        rows.add_row(TITLES[baseline.name], *map(escape, cells))
     return rows
 
 

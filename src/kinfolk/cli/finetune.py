@@ -156,7 +156,7 @@ class TaskOptions:
     verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
     null_score_diff_threshold: float | None = NULL_THRESHOLD
     num_sentences: int | None = option(
-        "N", "extract: Sentences of a summary (default: as oracles have).", max=2**20
+        "N", "extract: Sentences of a summary (default: as oracles have).", min=1, max=2**20
     )
     trigram_blocking: bool = flag(
         "--trigram-blocking", "extract: No sentence with a trigram of those chosen before."
@@ -192,7 +192,7 @@ class TaskOptions:
             "null_score_diff_threshold": self.null_score_diff_threshold,
             "num_sentences": self.num_sentences,
             "trigram_blocking": self.trigram_blocking or None,
-            "dictionaries": tuple(map(str, self.dictionary)) if self.dictionary else None,
+            "dictionary": tuple(map(str, self.dictionary)) if self.dictionary else None,
             "label_weights": None if self.searches else parse_weights(self.label_weights),
             "replace_words": self.replace_words or None,
             "task_network": self.task_network,

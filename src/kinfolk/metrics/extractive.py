@@ -4,6 +4,7 @@ As in Nallapati et al. (2017): the sentence that raises the sum of the F1 of ROU
 most is added, until none raises it. N-grams do not cross the ends of sentences.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,13 +19,17 @@ MIN_GAIN = 1e-9  # rounding errors are no improvement
 
 
 def greedy_oracle(
-    sentences: Sequence[str], references: str | Sequence[str], max_sentences: int
+    sentences: Sequence[str],
+    references: str | Sequence[str],
+    max_sentences: int,
+    pattern: re.Pattern[str] | None = None,
 ) -> tuple[int, ...]:
     """Return the indices of at most this many sentences, increasing; of several references, those
     for the reference that fits best. No sentence is chosen where none has a word of a reference.
+    `pattern` is that of the words, by default of the language of the references.
     """
     each = as_sequence(references)
-    pattern = rouge_pattern([each])
+    pattern = pattern or rouge_pattern([each])
     words = [pattern.findall(sentence.lower()) for sentence in sentences]
     searched = (greedy_search(words, pattern.findall(text.lower()), max_sentences) for text in each)
     return max(searched, key=lambda found: found[0])[1]

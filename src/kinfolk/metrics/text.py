@@ -184,6 +184,8 @@ ROUGE_WORDS = {
     "Japanese": re.compile("[a-z0-9]+|[\u3041-\u30ff{}-{}]".format(*CHINESE)),
     "Korean": re.compile(r"\w+"),
 }
+# Of texts in the words of two languages: Chinese characters, and words of all other scripts.
+MIXED_WORDS = re.compile(r"[{0}-{1}]|[^\W{0}-{1}]+".format(*CHINESE))
 
 
 def rouge_pattern(references: Sequence[References]) -> re.Pattern[str]:

@@ -31,7 +31,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import cached_sha256
 from kinfolk.metrics.diversity import ngrams
 from kinfolk.metrics.extractive import greedy_oracle
-from kinfolk.metrics.text import rouge_pattern
+from kinfolk.metrics.text import MIXED_WORDS, rouge_pattern
 from kinfolk.tasks.extractive_summarization import ExtractiveSummarization
 from kinfolk.tasks.formulations.base import (
     Formulation,
@@ -51,7 +51,7 @@ from kinfolk.tasks.formulations.sequences import (
 )
 from kinfolk.tasks.rows import MAX_ORACLE_SENTENCES, Article
 from kinfolk.tasks.task import Prediction
-from kinfolk.tasks.word_replacement import check_dictionary_file, replace_article
+from kinfolk.tasks.word_replacement import check_dictionary_file, read_dictionary, replace_article
 from kinfolk.text.tokenizer import SpecialTokens, TemplateName, Tokenizer
 
 
@@ -75,7 +75,7 @@ class SentenceSelection(Formulation):
     trigram_blocking: bool = field(
         default=False, help="leave out sentences with a trigram of the summary (Paulus et al. 2018)"
     )
-    dictionaries: tuple[str, ...] = field(
+    dictionary: tuple[str, ...] = field(
         default=(), help="bilingual dictionaries, each of which makes one more label set"
     )
     label_weights: tuple[float, ...] = field(
@@ -93,28 +93,29 @@ class SentenceSelection(Formulation):
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Check the dictionaries and make their paths absolute; scale the weights to a sum of 1."""
         fitted = super().fit(rows, tokenizer, balanced=balanced)
-        for path in self.dictionaries:
-            check_dictionary_file(path)
-        sets = 1 + len(self.dictionaries)
+        for path in self.dictionary:
+            read_dictionary(path)
+        sets = 1 + len(self.dictionary)
         weights = self.label_weights or (1.0,) * sets
         if len(weights) != sets or not sum(weights):
             raise UserError(
-                f"--label-weights {','.join(map(str, weights))}: give {sets} numbers, of the "
-                "original labels and of each --dictionary, which are not all 0"
+                f"--label-weights {','.join(f'{weight:g}' for weight in weights)}: give {sets} "
+                f"number{'s' * (sets > 1)}, of the original labels and of each --dictionary, which "
+                "are not all 0"
             )
-        if self.replace_words and not self.dictionaries:
+        if self.replace_words and not self.dictionary:
             raise UserError("--replace-words needs a --dictionary: give one, or remove it")
         return replace(
             fitted,
-            dictionaries=tuple(str(Path(path).resolve()) for path in self.dictionaries),
+            dictionary=tuple(str(Path(path).resolve()) for path in self.dictionary),
             label_weights=tuple(round(weight / sum(weights), 6) for weight in weights),
         )
 
     def fingerprints(self) -> list[tuple[str, str]]:
         """Return the dictionaries and their hashes."""
-        for path in self.dictionaries:
+        for path in self.dictionary:
             check_dictionary_file(path)
-        return [(path, cached_sha256(Path(path))) for path in self.dictionaries]
+        return [(path, cached_sha256(Path(path))) for path in self.dictionary]
 
     def instances(
         self, row: Article, tokenizer: Tokenizer, /, *, labelled: bool = True
@@ -124,7 +125,7 @@ class SentenceSelection(Formulation):
             return [self.encode(row.sentences, None, tokenizer)] if row.sentences else []
         if len(row.sentences) < 2 or row.target is None:
             return []
-        versions = [replace_article(row, path) for path in self.dictionaries]
+        versions = [replace_article(row, path) for path in self.dictionary]
         labels = self.labels(row, versions)
         instances = [self.encode(row.sentences, labels, tokenizer)]
         if self.replace_words:
@@ -136,7 +137,7 @@ class SentenceSelection(Formulation):
     ) -> list[float]:
         """Return the weighted mean of the label sets: the original one and those of versions."""
         oracles = [row.oracle] + [
-            greedy_oracle(sentences, references, MAX_ORACLE_SENTENCES)
+            greedy_oracle(sentences, references, MAX_ORACLE_SENTENCES, MIXED_WORDS)
             for sentences, references in versions
         ]
         labels = np.zeros(len(row.sentences))
