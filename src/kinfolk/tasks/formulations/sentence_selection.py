@@ -28,7 +28,6 @@ from kinfolk.batch import Batch, Loss
 from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
-from kinfolk.files import cached_sha256
 from kinfolk.metrics.diversity import ngrams
 from kinfolk.metrics.extractive import greedy_oracle
 from kinfolk.metrics.text import MIXED_WORDS, rouge_pattern
@@ -51,7 +50,7 @@ from kinfolk.tasks.formulations.sequences import (
 )
 from kinfolk.tasks.rows import MAX_ORACLE_SENTENCES, Article
 from kinfolk.tasks.task import Prediction
-from kinfolk.tasks.word_replacement import check_dictionary_file, read_dictionary, replace_article
+from kinfolk.tasks.word_replacement import dictionary_fingerprint, read_dictionary, replace_article
 from kinfolk.text.tokenizer import SpecialTokens, TemplateName, Tokenizer
 
 
@@ -113,9 +112,7 @@ class SentenceSelection(Formulation):
 
     def fingerprints(self) -> list[tuple[str, str]]:
         """Return the dictionaries and their hashes."""
-        for path in self.dictionary:
-            check_dictionary_file(path)
-        return [(path, cached_sha256(Path(path))) for path in self.dictionary]
+        return [dictionary_fingerprint(path) for path in self.dictionary]
 
     def instances(
         self, row: Article, tokenizer: Tokenizer, /, *, labelled: bool = True
