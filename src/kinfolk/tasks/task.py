@@ -350,10 +350,12 @@ def register_kind(cls: TaskType) -> TaskType:
 
 
 def kinds() -> dict[str, type[Task]]:
-    """Return the class of every kind by its name."""
+    """Return the class of every kind by its name, in the order of MODULES, others last."""
     for module in MODULES:
         importlib.import_module(f"kinfolk.tasks.{module}")
-    return TASK_KINDS
+    order = {f"kinfolk.tasks.{module}": place for place, module in enumerate(MODULES)}
+    found = TASK_KINDS.items()  # in the order in which their modules happened to be imported
+    return dict(sorted(found, key=lambda kind: order.get(kind[1].__module__, len(order))))
 
 
 def task_class(name: str) -> type[Task]:
