@@ -324,3 +324,18 @@ def test_knowledge_neurons_of_learned_facts_are_printed_for_every_group(
     assert [row["group"] for row in rows] == 2 * groups
     assert all(row["completeness_error"] <= 0.01 for row in rows)
     assert "| gpt2/nano | capital | one prompt |" in capsys.readouterr().out
+
+
+def test_a_dictionary_is_learned_from_pairs_of_sentences(tmp_path: Path) -> None:
+    names, verbs = {"cat": "猫", "dog": "狗", "bird": "鸟"}, {"sleeps": "睡", "sings": "唱"}
+    lines = [
+        f"The {name} {verb}.\t{names[name]}{verbs[verb]}。\tnote\n"
+        for name in names
+        for verb in verbs
+    ]
+    table, out = tmp_path / "pairs.tsv", tmp_path / "en-zh.txt"
+    table.write_text("".join(lines), encoding="utf-8")
+    main = runpy.run_path(str(FILE.with_name("bilingual_dictionary.py")))["main"]
+    main([str(table), "-o", str(out)])
+    found = dict(line.split("\t") for line in out.read_text(encoding="utf-8").splitlines())
+    assert {word: found[word] for word in names} == names

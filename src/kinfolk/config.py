@@ -85,6 +85,7 @@ TYPES: dict[str, dict[str, str]] = {
         "feature_reader": "kinfolk.tasks.formulations.feature_reader",
         "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
+        "sentence_selection": "kinfolk.tasks.formulations.sentence_selection",
         "sequence_head": "kinfolk.tasks.formulations.head",
         "span_head": "kinfolk.tasks.formulations.span_head",
         "text": "kinfolk.tasks.formulations.text_to_text",

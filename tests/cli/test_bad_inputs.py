@@ -625,6 +625,35 @@ MISTAKES = [
     ("audit {tmp}/[/x]", "{tmp}/[/x] matches no file"),
     ("audit {tmp}/\x1b[31mred", "x1b[31mred matches no file"),
     ("evaluate {gpt2} --length 100000000000 --text {text}", "--length"),
+    # Extractive summaries.
+    (
+        "finetune bert/nano --task extract --train {labels} -o {new}",
+        "{labels} has no column of summaries (classify column text by column label)",
+    ),
+    (
+        "finetune bert/nano --task extract --train {bad}/films.txt -o {new}",
+        "films.txt has no column of summaries",
+    ),
+    ("finetune bert/nano --task extract --train {bad}/empty.txt -o {new}", "empty.txt is empty"),
+    (
+        "finetune bert/nano --task extract --train {bad}/articles.tsv -o {new} --num-sentences 0",
+        "--num-sentences must be at least 1|--num-sentences",
+    ),
+    (
+        "finetune bert/nano --task extract --train {bad}/articles.tsv -o {new} --label-weights a",
+        "--label-weights a: give a number for each label set",
+    ),
+    (
+        "finetune bert/nano --task extract --train {bad}/articles.tsv -o {new} --label-weights "
+        "search",
+        "--label-weights search needs a --dictionary",
+    ),
+    ("summarize {classifier} {text}", "models do not support summarize"),
+    ("summarize {t5} {text} --num-sentences 2", "--num-sentences applies to models that choose"),
+    (
+        "evaluate {classifier} --test {labels} --num-sentences 2",
+        "--num-sentences applies to extractive summarization, not to classify",
+    ),
     # What strangers bring.
     ("generate {gpt2} --prompts {bad}/empty.txt", "{bad}/empty.txt has no prompts: pass a file"),
     ("generate {gpt2} --prompts {bad}", "{bad} is a folder: pass a file with one JSON object"),
@@ -708,6 +737,48 @@ MISTAKES = [
 ]
 
 
+# Mistakes that show when the rows are read, after notes about them.
+LATE_MISTAKES = [
+    (
+        "finetune bert/nano --task extract --train {bad}/single.tsv -o {new}",
+        "every text of {bad}/single.tsv is one sentence, so that none can be chosen",
+    ),
+    (
+        "finetune gpt2/nano --task extract --train {bad}/articles.tsv -o {new}",
+        "gpt2 does not support extract tasks (supported: classify, regress,",
+    ),
+    (
+        "finetune t5/nano --task extract --train {bad}/articles.tsv -o {new}",
+        "t5 does not support extract tasks",
+    ),
+    (
+        "finetune bert/nano --train {labels} -o {new} --num-sentences 2",
+        "--num-sentences applies to extractive summarization, not to classify",
+    ),
+    (
+        "finetune bert/nano --train {labels} -o {new} --dictionary {bad}/few.txt",
+        "--dictionary does not apply to the formulation 'head' of classify tasks",
+    ),
+    (
+        "finetune bert/nano --task extract --train {bad}/articles.tsv -o {new} --dictionary none",
+        "--dictionary none: no such file",
+    ),
+    (
+        "finetune bert/nano --task extract --train {bad}/articles.tsv -o {new} --dictionary "
+        "{bad}/words.txt",
+        "line 2 of {bad}/words.txt is 'dog': write a word and its translation",
+    ),
+    (
+        "finetune bert/nano --task extract --train {bad}/articles.tsv -o {new} --label-weights 1,2",
+        "--label-weights 1,2: give 1 number",
+    ),
+    (
+        "finetune bert/nano --task extract --train {bad}/articles.tsv -o {new} --replace-words",
+        "--replace-words needs a --dictionary",
+    ),
+]
+
+
 @pytest.fixture(scope="session")
 def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write files that nobody can learn from."""
@@ -749,6 +820,9 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [f"a film {i}{separator}{'good' if i % 2 else 'bad'}" for i in range(30)]
         (folder / f"{name}.csv").write_text("\n".join([f"text{separator}label", *lines]))
     (folder / "films.txt").write_text("".join(f"film {i} was dull\n" for i in range(30)))
+    (folder / "single.tsv").write_text("article\tsummary\n" + "A cat sat.\tA cat.\n" * 12)
+    (folder / "articles.tsv").write_text("article\tsummary\n" + "A cat. A dog.\tA dog.\n" * 12)
+    (folder / "words.txt").write_text("cat chat\ndog\n")
     for name in ("foreign", "pointer", "integers"):
         (folder / name).mkdir()
     for name in ("pointer", "integers"):
@@ -852,6 +926,17 @@ def test_a_mistake_is_one_sentence(
     assert any(choice in sentence for choice in choices), sentence
     assert list(tmp_path.iterdir()) == []
     assert snapshot(*inputs) == before
+
+
+@pytest.mark.parametrize(("words", "expected"), LATE_MISTAKES, ids=[w for w, _ in LATE_MISTAKES])
+def test_a_mistake_in_the_rows_is_one_sentence_after_the_notes(
+    words: str, expected: str, kinfolk: Kinfolk, bad: Path, labels: Path, tmp_path: Path
+) -> None:
+    folders = {"bad": bad, "labels": labels, "new": tmp_path / "deep" / "new"}
+    said = kinfolk(*(word.format(**folders) for word in words.split(" ")))
+    assert said.code == 2 and said.err.count("error: ") == 1
+    assert said.err.splitlines()[-1].startswith(f"error: {expected.format(**folders)}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_classifier_whose_class_is_unknown_is_one_sentence(

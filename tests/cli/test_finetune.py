@@ -335,8 +335,8 @@ MISTAKES = [
     ("{t5} --train {files}/train.en --target {files}/none -o {new}", "no such file: {files}/none"),
     (
         "bert/nano --train {files}/train.en --target {files}/train.de -o {new}",
-        "bert does not support write tasks (supported: classify, regress, choose, tag, span, coref)"
-        ": choose another family, or say what {files}/train.en holds with --task",
+        "bert does not support write tasks (supported: classify, regress, choose, tag, span, "
+        "coref, extract): choose another family, or say what {files}/train.en holds with --task",
     ),
     ("bert/nano --train {train} -o {new} --length 9999", "--length 9999 exceeds"),
     ("bert/nano --train {train} -o {new} --length 4", "--length must be at least 8 (got 4)"),

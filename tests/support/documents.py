@@ -239,6 +239,7 @@ def write_inputs(folder: Path) -> None:
     texts |= {"train.tsv": labelled(24), "dev.tsv": labelled(12), "test.tsv": labelled(12)}
     texts |= {"new.tsv": "text\n" + lines(4), "eval/test.txt": documents(2)}
     texts |= {"articles.tsv": "article\tsummary\n" + "".join(articles)}
+    texts |= {"articles-zh.tsv": texts["articles.tsv"], "en-zh.txt": "letter 信\ngarden 花园\n"}
     scored = (f"{sentence(rng)}\t{sentence(rng)}\t{number % 5}\n" for number in range(12))
     texts["sts.tsv"] = "sentence1\tsentence2\tscore\n" + "".join(scored)
     edge = {"span1": [0, 1], "span2": [1, 2]}

@@ -8,6 +8,7 @@ import pytest
 from kinfolk.tasks import baselines
 from kinfolk.tasks.baselines import baseline_messages, fit_baselines, limit_rows
 from kinfolk.tasks.rows import (
+    Article,
     CompletionRow,
     LabelledText,
     MultipleChoiceRow,
@@ -15,7 +16,7 @@ from kinfolk.tasks.rows import (
     SourceTarget,
     TaggedSentence,
 )
-from kinfolk.tasks.task import Task, task_class
+from kinfolk.tasks.task import Prediction, Task, task_class
 from support.learnable import opinion
 
 
@@ -118,3 +119,22 @@ def test_a_correlation_near_zero_is_warned_about() -> None:
     first = [baseline_messages(task, found, rows, {"pearson": score})[0] for score in (0.19, 0.21)]
     assert first[0].startswith("warning: dev pearson 0.1900 is within two standard errors")
     assert not first[1].startswith("warning")
+
+
+def test_sentences_are_compared_with_the_first_with_random_ones_and_with_the_oracle() -> None:
+    row = Article("It rained. A bird sang. Then came night. The king slept.", "The king slept.", 1)
+    task = Task(kind="extract", num_sentences=1)
+    scores = fit_baselines(task, [row], [row] * 40).scores
+    assert [*scores] == ["random", "lead3", "lead", "oracle"]
+    assert scores["oracle"]["rouge1"] == 1
+    assert scores["lead"]["rouge1"] == scores["lead3"]["rouge1"] == 0
+    assert 0.05 < scores["random"]["rouge1"] < 0.6  # one of four
+    found = baselines.fit_baselines(task, [row], [row])
+    assert baseline_messages(task, found, [row], {"rouge1": 0.5}) == []  # not that of the oracle
+    compared = baselines.compare_untrained(task, [row] * 9, [Prediction("The king slept.")] * 9)
+    by_name = {one.name: one for one in compared}
+    assert by_name["lead3"].difference.score == by_name["oracle"].scores["rougeL"].low == 1
+    notes = baselines.comparison_notes(task, compared)
+    assert len(notes) == 3
+    assert notes[1] == "ROUGE-1 minus that of LEAD-3 (0.0000): +1.0000 [95% CI +1.0000, +1.0000]"
+    assert baselines.compare_untrained(task_of("classify", texts(9)), texts(9), []) == ()

@@ -39,6 +39,7 @@ def test_a_task_is_saved_by_the_name_of_its_kind(name: str) -> None:
     assert saved["type"] == "task" and saved["kind"] == name
     assert list(saved) == [
         "type", "kind", "labels", "metric", "positive_label", "is_pair", "prefix", "language",
+        "num_sentences",
     ]  # fmt: skip
     assert from_json(saved) == task and type(from_json(saved)) is kinds()[name]
 

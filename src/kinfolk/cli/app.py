@@ -99,6 +99,9 @@ COLUMN = option("NAME", "Column of tables with the text: name or number.")
 TASK_INDEX = option(
     "N", "Which task of a multi-task model, counting from 1.", default=1, min=1, max=2**16
 )
+NUM_SENTENCES = option(
+    "N", "extract: Sentences of a summary (default: as in training).", min=1, max=2**20
+)
 NULL_THRESHOLD = option(
     "X", "Predict no answer where its score exceeds the best span's by more than X."
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Column
+from rich.table import Column, Table
 
 from kinfolk.cli.app import (
     DEVICE,
@@ -17,6 +17,7 @@ from kinfolk.cli.app import (
     JSON,
     MAX_TOKENS,
     NULL_THRESHOLD,
+    NUM_SENTENCES,
     REPORT,
     TASK_INDEX,
     TOKENIZER,
@@ -90,6 +91,7 @@ class TestOptions:
     force: bool = FORCE
     task_index: int = TASK_INDEX
     null_score_diff_threshold: float | None = NULL_THRESHOLD
+    num_sentences: int | None = NUM_SENTENCES
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,7 @@ def evaluate_test(
         )
     if not few_shot.given and length is not None:
         raise UsageError("--length cannot be changed for a fine-tuned model")
+    from kinfolk.tasks.baselines import comparison_notes
     from kinfolk.tasks.dataset import format_counts
     from kinfolk.tasks.error_analysis import to_plain
     from kinfolk.tasks.formats.base import ReadReport
@@ -330,6 +333,8 @@ def evaluate_test(
         notes = predict.format_notes(predictor, labelled, spec)
     if options.null_score_diff_threshold is not None:
         predictor = predictor.with_null_score_diff_threshold(options.null_score_diff_threshold)
+    if options.num_sentences is not None:
+        predictor = predictor.with_num_sentences(options.num_sentences)
     notes += [*report.messages(), *predict.truncation_report(predictor, rows)]
     notes += predictor.task.score_notes(rows)
     with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("test", len(rows)) as progress:
@@ -339,6 +344,7 @@ def evaluate_test(
             f"{sum(result.unseen_labels.values()):,} test rows have labels not seen in training "
             f"(counted as errors): {format_counts(result.unseen_labels)}"
         )
+    notes += comparison_notes(result.task, result.baselines)
     for sentence in notes:
         note(sentence)
     if out is None and (model / "scores.json").is_file():
@@ -372,6 +378,20 @@ def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
     return details if examples is None else [*details, ("few-shot examples", str(len(examples)))]
 
 
+def baseline_table(result: "EvaluationResult") -> Table:
+    """Return the scores of the model and of the baselines that need no training rows."""
+    from kinfolk.tasks.baselines import TITLES
+    from kinfolk.tasks.task import metric_title
+
+    rows = table("", *numbers(*map(metric_title, result.scores)))
+    rows.add_row("model", *(f"{value:.3f}" for value in result.scores.values()))
+    for baseline in result.baselines:
+        bounds = [baseline.scores[name] for name in result.scores]
+        cells = (f"{b.score:.3f} [{b.low:.3f}, {b.high:.3f}]" for b in bounds)
+        rows.add_row(TITLES[baseline.name], *map(escape, cells))
+    return rows
+
+
 def print_result(result: "EvaluationResult") -> None:
     """Print scores, confusion matrix, per-class metrics and the most confident errors."""
     from kinfolk.tasks import error_analysis
@@ -385,6 +405,8 @@ def print_result(result: "EvaluationResult") -> None:
         scores.add_row(metric_title(name), format_score(name, value), interval)
     scores.add_row("rows", f"{len(result.rows):,}", "")
     print_table(scores)
+    if result.baselines:
+        print_table(baseline_table(result), "beside baselines, with 95% confidence intervals")
     confusion = error_analysis.confusion_table(result)
     if confusion is not None:
         names = [escape(visible(str(label))) for label in confusion.labels]

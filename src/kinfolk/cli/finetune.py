@@ -84,7 +84,7 @@ class DataOptions:
     )
     task: str = option(
         "NAME",
-        "auto, classify, regress, choose, tag, span, write, complete, lm or coref.",
+        "auto, classify, regress, choose, tag, span, write, extract, complete, lm or coref.",
         default="auto",
     )
     columns: list[str] | None = option(
@@ -156,6 +156,21 @@ class TaskOptions:
     pattern: str | None = option("TEXT", "cloze: '{text} It was {answer}.'")
     verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
     null_score_diff_threshold: float | None = NULL_THRESHOLD
+    num_sentences: int | None = option(
+        "N", "extract: Sentences of a summary (default: as oracles have).", min=1, max=2**20
+    )
+    trigram_blocking: bool = flag(
+        "--trigram-blocking", "extract: No sentence with a trigram of those chosen before."
+    )
+    dictionary: list[Path] | None = option(
+        "FILE", "extract: One more label set, by replaced words. Repeatable."
+    )
+    label_weights: str | None = option(
+        "LIST", "extract: Weight of each label set, the original first, or search."
+    )
+    replace_words: bool = flag(
+        "--replace-words", "extract: Train on articles in the words of --dictionary too."
+    )
     task_network: str | None = option(
         "NAME", "features: bilstm_tagger, bilstm_classifier, bcn or reader."
     )
@@ -168,6 +183,30 @@ class TaskOptions:
     )
     train_backbone: bool = flag("--train-backbone", "features: Train the pretrained network too.")
     length: int | None = option("N", "Maximum input length in tokens.", max=MAX_TOKENS)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the formulation that were given; None for the others."""
+        return {
+            "pattern": self.pattern,
+            "verbalizer": None if self.verbalizer is None else tuple(self.verbalizer.split(",")),
+            "null_score_diff_threshold": self.null_score_diff_threshold,
+            "num_sentences": self.num_sentences,
+            "trigram_blocking": self.trigram_blocking or None,
+            "dictionary": tuple(map(str, self.dictionary)) if self.dictionary else None,
+            "label_weights": None if self.searches else parse_weights(self.label_weights),
+            "replace_words": self.replace_words or None,
+            "task_network": self.task_network,
+            "vectors": None if self.vectors is None else str(self.vectors),
+            "feature_layers": self.feature_layers,
+            "output_features": self.output_features or None,
+            "train_backbone": self.train_backbone or None,
+        }
+
+    @property
+    def searches(self) -> bool:
+        """Whether the weights of label sets are searched."""
+        return self.label_weights == "search"
 
 
 @dataclass(frozen=True)
@@ -256,6 +295,12 @@ def finetune(
         raise UsageError("missing -o RUN: the run folder to write")
     if model_options.seeds is not None and "seed" in training:
         raise UsageError("--seeds runs seeds 0 to N-1: it cannot be combined with --seed")
+    if task_options.searches and (model_options.seeds is not None or data.suite is not None):
+        raise UsageError("--label-weights search cannot be combined with --seeds and --suite")
+    if task_options.searches and not task_options.dictionary:
+        raise UsageError(
+            "--label-weights search needs a --dictionary, which makes a second label set"
+        )
     if model_options.distillation_weight is not None and model_options.teacher is None:
         raise UsageError("--distillation-weight requires --teacher")
     data.check(task_options)
@@ -352,25 +397,20 @@ def training_function(
     """Return the function that fine-tunes on datasets, with one seed or with several."""
     from kinfolk.workflows import finetune as workflow
     from kinfolk.workflows.finetune_recipe import parse_initial_weights
+    from kinfolk.workflows.label_search import search_label_weights
     from kinfolk.workflows.seeds import run_seeds
 
     weights = parse_initial_weights(
         model, tokenizer=start.tokenizer, from_scratch=start.from_scratch
     )
-    options = {
-        "pattern": task.pattern,
-        "verbalizer": None if task.verbalizer is None else tuple(task.verbalizer.split(",")),
-        "distillation_weight": start.distillation_weight,
-        "null_score_diff_threshold": task.null_score_diff_threshold,
-        "task_network": task.task_network,
-        "vectors": None if task.vectors is None else str(task.vectors),
-        "feature_layers": task.feature_layers,
-        "output_features": task.output_features or None,
-        "train_backbone": task.train_backbone or None,
-    }
+    options = {**task.fields, "distillation_weight": start.distillation_weight}
 
     def train_once(
-        datasets: Sequence["TaskDataset"], folder: Path, metric: str | None, seed: int
+        datasets: Sequence["TaskDataset"],
+        folder: Path,
+        metric: str | None,
+        seed: int,
+        **more: Any,
     ) -> Path:
         with progress_of(folder, out) as progress:
             return workflow.finetune(
@@ -385,11 +425,17 @@ def training_function(
                 metric=metric,
                 positive_label=task.positive_label,
                 source_prefix=task.source_prefix or (),
-                options=options,
+                options=options | more,
                 callbacks=[progress],
             )
 
     def train(datasets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:
+        if task.searches:
+            return search_label_weights(
+                1 + len(task.dictionary or ()),
+                folder,
+                lambda weights, run: train_once(datasets, run, metric, seed, label_weights=weights),
+            )
         if start.seeds is None:
             return train_once(datasets, folder, metric, seed)
         return run_seeds(
@@ -397,6 +443,18 @@ def training_function(
         )
 
     return train
+
+
+def parse_weights(text: str | None) -> tuple[float, ...] | None:
+    """Parse numbers between commas."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--label-weights {text}: give a number for each label set, such as 0.5,0.5, or search"
+        ) from None
 
 
 def per_file(option: str, values: Sequence[T] | None, count: int) -> list[T | None]:
@@ -438,9 +496,14 @@ def progress_of(run: Path, out: Path) -> AbstractContextManager["TerminalProgres
 def print_scores(run: Path, *, json: bool) -> None:
     """Print the dev scores of a run, and where its best model is."""
     from kinfolk.workflows.folders import find_model_folder
+    from kinfolk.workflows.label_search import is_label_search
     from kinfolk.workflows.seeds import finite_or_none, read_scores
 
-    results, best = read_scores(run), find_model_folder(run)
+    best = find_model_folder(run)
+    if is_label_search(run):
+        print_label_search(run, best, json=json)
+        return
+    results = read_scores(run)
     if json:
         means = {name: results.mean(name) for name in results.names}
         values: dict[str, Any] = {
@@ -461,6 +524,25 @@ def print_scores(run: Path, *, json: bool) -> None:
         return
     if results.names:
         print_table(score_table(results))
+    print_line(f"best model: {best}")
+    print_line(f"next:       kinfolk evaluate {run} --test FILE")
+
+
+def print_label_search(run: Path, best: Path, *, json: bool) -> None:
+    """Print the dev score of each tried weighting of label sets, and the best model."""
+    from kinfolk.tasks.task import format_score, metric_title
+    from kinfolk.workflows.label_search import read_search
+
+    found = read_search(run)
+    if json:
+        print_json({"run": run, "model": best, **found})
+        return
+    metric = found["metric"]
+    rows = table("label weights", *numbers(f"dev {metric_title(metric)}"))
+    for candidate in found["candidates"]:
+        weights = ", ".join(f"{weight:g}" for weight in candidate["label_weights"])
+        rows.add_row(weights, format_score(metric, candidate["dev"][metric]))
+    print_table(rows)
     print_line(f"best model: {best}")
     print_line(f"next:       kinfolk evaluate {run} --test FILE")
 

@@ -3,20 +3,45 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from kinfolk.cli.app import DEVICE, FORCE, JSON, MODEL, OUT, TOKENIZER, USE, command
+from kinfolk.cli.app import (
+    DEVICE,
+    FORCE,
+    JSON,
+    MODEL,
+    NUM_SENTENCES,
+    OUT,
+    TOKENIZER,
+    USE,
+    command,
+)
 from kinfolk.cli.generate import METHOD, PRECISION, generation_config
-from kinfolk.cli.options import field_options
-from kinfolk.cli.output import row_progress, saved_on_interrupt
+from kinfolk.cli.options import UsageError, field_options, option_group, option_name
+from kinfolk.cli.output import ProgressReporter, row_progress, saved_on_interrupt
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
+
+Transform = Callable[[ProgressReporter], Iterator[str]]  # yields an output for each line
+
+
+@dataclass(frozen=True)
+class TranslateOptions:
+    """Options of one of the commands alone: translate has none."""
+
+
+@dataclass(frozen=True)
+class SummarizeOptions(TranslateOptions):
+    """Options of summarize alone."""
+
+    num_sentences: int | None = NUM_SENTENCES
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -41,8 +66,45 @@ def output(out: Path | None) -> Iterator[Callable[[str], int]]:
         yield file.write
 
 
+def extract_lines(
+    model: Path,
+    lines: list[str],
+    options: TranslateOptions,
+    given: dict[str, Any],
+    *,
+    device: str,
+    tokenizer: Path | None,
+) -> Transform:
+    """Return the function that chooses sentences of each line by an extractive model.
+
+    `given` are options of generation, which do not apply to it.
+    """
+    from kinfolk.workflows.predict import load_predictor
+
+    if names := [option_name(name) for name, value in given.items() if value is not None]:
+        raise UsageError(
+            f"{model} chooses sentences and generates no text: remove {', '.join(names)}"
+        )
+    predictor = load_predictor(model, device=device, tokenizer=tokenizer)
+    if isinstance(options, SummarizeOptions) and options.num_sentences is not None:
+        predictor = predictor.with_num_sentences(options.num_sentences)
+    rows = [predictor.task.row_from_texts(line) for line in lines]
+
+    def transform(progress: ProgressReporter) -> Iterator[str]:
+        for prediction in predictor.predict(rows, watch=progress):
+            yield " ".join(prediction.value.split())
+
+    return transform
+
+
 def register(
-    verb: str, example: str, help: str, *, prefix: str | None = None, tokens: int | None = None
+    verb: str,
+    example: str,
+    help: str,
+    *,
+    prefix: str | None = None,
+    tokens: int | None = None,
+    own: type[TranslateOptions] = TranslateOptions,
 ) -> None:
     """Register a command that writes the output of an encoder-decoder for each line of a file.
 
@@ -71,6 +133,7 @@ def register(
         device: str = DEVICE,
         json: bool = JSON,
         *,
+        own_options: TranslateOptions,
         settings: dict[str, Any],
     ) -> None:
         values = settings if tokens is None else {"max_new_tokens": tokens} | settings
@@ -83,26 +146,42 @@ def register(
 
         from kinfolk.generation.generate import transform_lines
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
+        from kinfolk.workflows.predict import is_extractive
 
-        network, loaded = load_seq2seq(
-            model, verb, device=device, precision=precision, tokenizer=tokenizer
-        )
+        transform: Transform
+        if own is SummarizeOptions and is_extractive(model):
+            given = {"source_prefix": source_prefix, "method": method, **settings}
+            transform = extract_lines(
+                model, lines, own_options, given, device=device, tokenizer=tokenizer
+            )
+        else:
+            if any(value is not None for value in vars(own_options).values()):
+                raise UsageError(
+                    "--num-sentences applies to models that choose sentences: use --max-tokens"
+                )
+            network, loaded = load_seq2seq(
+                model, verb, device=device, precision=precision, tokenizer=tokenizer
+            )
+
+            def transform(progress: ProgressReporter) -> Iterator[str]:
+                return transform_lines(
+                    network,
+                    loaded,
+                    lines,
+                    config,
+                    prefix=task_prefix(model, source_prefix, prefix),
+                    fixed_limit="max_new_tokens" in values,
+                    batch_size=batch,
+                    on_progress=progress.advance,
+                )
+
         printed = out is None and sys.stdout.isatty()
         with (
             saved_on_interrupt(lambda: "nothing was written; run the same command again"),
             row_progress(verb, len(lines), hidden=printed) as progress,
             output(out) as write,
         ):
-            outputs = transform_lines(
-                network,
-                loaded,
-                lines,
-                config,
-                prefix=task_prefix(model, source_prefix, prefix),
-                fixed_limit="max_new_tokens" in values,
-                batch_size=batch,
-                on_progress=progress.advance,
-            )
+            outputs = transform(progress)
             for line, text in zip(lines, outputs, strict=True):
                 if json:
                     text = dumps({"source": line, "text": text}, ensure_ascii=False)
@@ -116,7 +195,7 @@ def register(
         defaults=defaults,
         help={"max_new_tokens": "Maximum number of tokens per line"},
     )
-    command(example, panel=USE, name=verb)(options(run))
+    command(example, panel=USE, name=verb)(option_group("own_options", own)(options(run)))
 
 
 register(
@@ -127,7 +206,8 @@ register(
 register(
     "summarize",
     "kinfolk summarize runs/t5 news.txt -o news.short",
-    "Summarize each line of a file with an encoder-decoder, in order.",
+    "Summarize each line of a file with an encoder-decoder, or by sentences of it, in order.",
     prefix="summarize: ",  # Raffel et al. 2020, appendix D
     tokens=100,
+    own=SummarizeOptions,
 )

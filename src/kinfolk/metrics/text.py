@@ -184,6 +184,13 @@ ROUGE_WORDS = {
     "Japanese": re.compile("[a-z0-9]+|[\u3041-\u30ff{}-{}]".format(*CHINESE)),
     "Korean": re.compile(r"\w+"),
 }
+# Of texts in the words of two languages: Chinese characters, and words of all other scripts.
+MIXED_WORDS = re.compile(r"[{0}-{1}]|[^\W{0}-{1}]+".format(*CHINESE))
+
+
+def rouge_pattern(references: Sequence[References]) -> re.Pattern[str]:
+    """Return the pattern of the words, in lower case, that ROUGE compares in their language."""
+    return ROUGE_WORDS.get(reference_language(references), LATIN_WORDS)
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,7 @@ class Rouge(MeanMetric):
         self, predictions: Sequence[str], references: Sequence[References], /
     ) -> list[float]:
         """Return the score of each summary."""
-        pattern = ROUGE_WORDS.get(reference_language(references), LATIN_WORDS)
+        pattern = rouge_pattern(references)
         values = []
         for text, reference in zip(predictions, references, strict=True):
             words = pattern.findall(text.lower())

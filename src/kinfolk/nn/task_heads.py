@@ -13,12 +13,18 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceScores
 from kinfolk.nn.init import init_weights_, uniform_attention_init_
+from kinfolk.nn.inter_sentence import InterSentenceHead
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, network_of
 
 # What is scored: a text; each token; each token as the start and the end of a span; each of several
-# options; pairs of spans (coreference).
-Head = Literal["text", "tokens", "span", "choice", "coref"]
-FIXED_LABELS = {"span": ("start", "end"), "choice": ("score",), "coref": ("score",)}
+# options; pairs of spans (coreference); each sentence of a document.
+Head = Literal["text", "tokens", "span", "choice", "coref", "sentences"]
+FIXED_LABELS = {
+    "span": ("start", "end"),
+    "choice": ("score",),
+    "coref": ("score",),
+    "sentences": ("score",),
+}
 CONCAT_POOLING_SIZE = 50  # of the layer before the scores: that of the released code
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
 
@@ -176,6 +182,8 @@ def task_head(c: ModelWithHeadConfig) -> nn.Module:
     """Return the head that a config describes."""
     if c.head == "coref":
         return CoreferenceHead(c.hidden_size, c.dropout)
+    if c.head == "sentences":
+        return InterSentenceHead(c.hidden_size, c.dropout, c.backbone.init_std)
     if c.pools_text and c.pooling.token == "concat":
         return ConcatPoolingHead(c)
     return ClassificationHead(c)
@@ -264,3 +272,9 @@ class ModelWithHead(TaskModel):
     ) -> CoreferenceScores:
         """Score spans with those before them, from the hidden states of words (head "coref")."""
         return self.head(words, spans, most)
+
+    def sentence_scores(
+        self, sentences: Tensor, document_ids: Tensor, position_ids: Tensor
+    ) -> Tensor:
+        """Score vectors of sentences by those of their documents (head "sentences")."""
+        return self.head(sentences, document_ids, position_ids)

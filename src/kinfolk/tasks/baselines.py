@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kinfolk.metrics.bootstrap import confidence_interval, paired_difference
 from kinfolk.metrics.tfidf import TfidfClassifier, TfidfRegressor
 from kinfolk.rng import Stream, generator
+from kinfolk.tasks.extractive_summarization import LEAD_SENTENCES, ExtractiveSummarization
 from kinfolk.tasks.rows import (
+    Article,
     CompletionRow,
     LabelledText,
     MultipleChoiceRow,
@@ -19,7 +22,7 @@ from kinfolk.tasks.rows import (
     SourceTarget,
     TaggedSentence,
 )
-from kinfolk.tasks.task import Prediction, Task, TaskOutput
+from kinfolk.tasks.task import BaselineComparison, Prediction, Task, TaskOutput, metric_title
 
 # Work of a baseline: training rows are left out above it. Text is what an n-gram model counts,
 # classes are what its weights are fitted for.
@@ -31,7 +34,13 @@ TITLES = {
     "tfidf": "TF-IDF",
     "word_tag": "tag per word",
     "copy": "copy of input",
+    "random": "random",
+    "lead3": f"LEAD-{LEAD_SENTENCES}",
+    "lead": "LEAD-k",  # as many as the model chooses
+    "oracle": "oracle",
 }
+UNTRAINED: tuple[TaskOutput, ...] = ("sentences",)  # whose baselines need no training rows
+UPPER_BOUNDS = ("oracle",)  # that read the references: no model has to be better
 STANDARD_ERRORS = 2.0  # between a score and the majority, below which nothing was learned
 
 Predict = Callable[[Sequence[Any]], list[Any]]  # a value for each row
@@ -90,6 +99,42 @@ def baseline_names(task: Task, rows: Sequence[Any]) -> tuple[str, ...]:
 def fit_values(task: Task, name: str, train: Sequence[Any], test: Sequence[Any]) -> list[Any]:
     """Fit one baseline on training rows; return its predictions for test rows."""
     return matching_fits(task, train)[name](task, train)(test)
+
+
+def compare_untrained(
+    task: Task, rows: Sequence[Any], predictions: Sequence[Prediction], *, seed: int = 0
+) -> tuple[BaselineComparison, ...]:
+    """Compare predictions with the baselines of a task that need no training rows."""
+    if task.output not in UNTRAINED:
+        return ()
+    metrics = task.metrics([task.reference(row) for row in rows])
+    main = next(metric for metric in metrics if metric.name == task.main_metric)
+    own, compared = task.statistics(main, rows, predictions), []
+    for name, fit in matching_fits(task, rows).items():
+        values = [Prediction(value) for value in fit(task, rows)(rows)]
+        statistics = {metric.name: task.statistics(metric, rows, values) for metric in metrics}
+        intervals = {
+            metric.name: confidence_interval(
+                metric, statistics[metric.name], n_resamples=metric.max_resamples, seed=seed
+            )
+            for metric in metrics
+        }
+        difference = paired_difference(
+            main, own, statistics[main.name], n_resamples=main.max_resamples, seed=seed
+        )
+        compared.append(BaselineComparison(name, intervals, difference))
+    return tuple(compared)
+
+
+def comparison_notes(task: Task, baselines: Sequence[BaselineComparison]) -> list[str]:
+    """Return a sentence for each baseline that a model can be better than."""
+    main = metric_title(task.main_metric)
+    return [
+        f"{main} minus that of {TITLES[b.name]} ({b.scores[task.main_metric].score:.4f}): "
+        f"{b.difference.score:+.4f} [95% CI {b.difference.low:+.4f}, {b.difference.high:+.4f}]"
+        for b in baselines
+        if b.name not in UPPER_BOUNDS
+    ]
 
 
 def limit_rows(task: Task, rows: Sequence[Any]) -> Sequence[Any]:
@@ -154,6 +199,44 @@ def copy_source(task: Task, rows: Sequence[Any]) -> Predict:
     return lambda dev: [row.source for row in dev]
 
 
+def random_sentences(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict as many sentences as the model, drawn without replacement."""
+    assert isinstance(task, ExtractiveSummarization)
+    size, summary = task.summary_size, task.summary
+
+    def predict(dev: Sequence[Any]) -> list[Any]:
+        drawn = generator(0, Stream.SUBSAMPLE)
+        orders = (drawn.permutation(len(row.sentences))[:size] for row in dev)
+        return [summary(row, sorted(o.tolist())) for row, o in zip(dev, orders, strict=True)]
+
+    return predict
+
+
+def first_sentences(task: Task, size: int) -> Predict:
+    """Predict the first sentences."""
+    assert isinstance(task, ExtractiveSummarization)
+    summary = task.summary
+    return lambda dev: [summary(row, range(min(size, len(row.sentences)))) for row in dev]
+
+
+def lead_three(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict the first three sentences."""
+    return first_sentences(task, LEAD_SENTENCES)
+
+
+def lead_same_number(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict as many of the first sentences as the model chooses."""
+    assert isinstance(task, ExtractiveSummarization)
+    return first_sentences(task, task.summary_size)
+
+
+def oracle_sentences(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict the sentences that are the labels of training."""
+    assert isinstance(task, ExtractiveSummarization)
+    summary = task.summary
+    return lambda dev: [summary(row, row.oracle) for row in dev]
+
+
 # By the type of prediction and of the rows; the constant prediction first.
 FITS: tuple[tuple[TaskOutput, type[Row], str, Fit], ...] = (
     ("label", Row, "majority", majority),
@@ -165,6 +248,10 @@ FITS: tuple[tuple[TaskOutput, type[Row], str, Fit], ...] = (
     ("tags", TaggedSentence, "word_tag", tag_per_word),
     ("text", SourceTarget, "copy", copy_source),
     ("word", CompletionRow, "majority", majority),
+    ("sentences", Article, "random", random_sentences),
+    ("sentences", Article, "lead3", lead_three),
+    ("sentences", Article, "lead", lead_same_number),
+    ("sentences", Article, "oracle", oracle_sentences),
 )
 
 
@@ -189,7 +276,9 @@ def baseline_messages(
     better = [
         model
         for model in baselines.models[1:]
-        if main in scores and task.normalized(model.scores[main]) > task.normalized(scores[main])
+        if model.name not in UPPER_BOUNDS
+        and main in scores
+        and task.normalized(model.scores[main]) > task.normalized(scores[main])
     ]
     messages += [
         f"the baseline {TITLES[model.name]}, which takes seconds, has a higher dev {main} "

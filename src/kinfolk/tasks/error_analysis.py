@@ -168,5 +168,12 @@ def to_plain(result: EvaluationResult) -> dict[str, Any]:
             asdict(error) | {"right": error.label, "said": error.prediction}
             for error in worst_errors(result)
         ],
+        "baselines": {
+            baseline.name: {
+                "scores": {name: asdict(bounds) for name, bounds in baseline.scores.items()},
+                "difference": asdict(baseline.difference),
+            }
+            for baseline in result.baselines
+        },
         **result.task.diagnostics(result.rows, result.predictions),
     }

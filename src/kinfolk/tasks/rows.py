@@ -7,10 +7,14 @@ is None.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, TypeAlias
 
 from kinfolk.errors import UserError
+from kinfolk.metrics.extractive import greedy_oracle
+from kinfolk.text.segment import split_sentences
 
+MAX_ORACLE_SENTENCES = 3  # of a summary (Liu and Lapata 2019)
 Span: TypeAlias = tuple[int, int]  # first word, and the one after the last
 
 
@@ -179,6 +183,21 @@ class SourceTarget(Row):
     def fields(self) -> dict[str, str]:
         """The source."""
         return {"text": self.source}
+
+
+@dataclass(frozen=True)
+class Article(SourceTarget):
+    """A text whose summary is made of sentences of its own; the target is a summary by a person."""
+
+    @cached_property
+    def sentences(self) -> tuple[str, ...]:
+        """The sentences of the text."""
+        return tuple(split_sentences(self.source))
+
+    @cached_property
+    def oracle(self) -> tuple[int, ...]:
+        """The indices of the sentences that a greedy search by ROUGE chooses."""
+        return greedy_oracle(self.sentences, self.references, MAX_ORACLE_SENTENCES)
 
 
 @dataclass(frozen=True)

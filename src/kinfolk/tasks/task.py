@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from kinfolk.config import config, did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.metrics.bootstrap import ConfidenceInterval, confidence_interval
+from kinfolk.metrics.bootstrap import ConfidenceInterval, PairedDifference, confidence_interval
 from kinfolk.metrics.metric import PRF, Metric, Statistics
 from kinfolk.text.unicode import guess_language
 
@@ -25,6 +25,7 @@ TaskOutput = Literal[
     "word",  # the next word of a text
     "likelihood",  # of the text itself
     "clusters",  # of spans
+    "sentences",  # of the row's text, as a summary
 ]
 MODULES = (
     "classification",
@@ -34,6 +35,7 @@ MODULES = (
     "text_to_text",
     "completion",
     "coreference",
+    "extractive_summarization",
 )
 TASK_KINDS: dict[str, "type[Task]"] = {}  # filled by `register_kind` when the modules are imported
 PROBABILITY_DIGITS = 4  # in tables
@@ -53,6 +55,7 @@ class Prediction:
     tokens: int = 0  # of the reference
     best_span: str = ""  # of a context, also where no answer is predicted
     null_score_diff: float | None = None  # score of no answer minus that of the best span
+    sentences: tuple[int, ...] = ()  # indices of those that a summary is made of
 
 
 @config("task")
@@ -70,6 +73,7 @@ class Task:
     is_pair: bool = False  # rows have two texts
     prefix: str = ""  # put before every input of a text-to-text model
     language: bool = False  # texts are Chinese, and scores of texts count characters
+    num_sentences: int = 0  # of an extractive summary
 
     name: ClassVar[str] = ""  # `kind` in JSON
     alias: ClassVar[str] = ""  # another accepted name
@@ -102,14 +106,20 @@ class Task:
         metric: str = "",
         positive_label: str | None = None,
         prefix: str = "",
+        num_sentences: int | None = None,
     ) -> "Task":
         """Return the task of labelled rows; `file` is their name in error messages."""
+        if num_sentences is not None and cls.output != "sentences":
+            raise UserError(
+                f"--num-sentences applies to extractive summarization, not to {cls.name}: remove it"
+            )
         sample = " ".join(row.texts_and_labels[0] for row in rows[:LANGUAGE_SAMPLE])
         return cls(
             metric=metric,
             prefix=prefix,
             language=guess_language(sample) == "Chinese",
             **cls.label_fields(rows, file=file, positive_label=positive_label),
+            num_sentences=num_sentences or 0,
         )
 
     @classmethod
@@ -312,6 +322,15 @@ class Task:
 
 
 @dataclass(frozen=True)
+class BaselineComparison:
+    """The scores of a baseline on the rows of an evaluation."""
+
+    name: str
+    scores: dict[str, ConfidenceInterval]  # by metric
+    difference: PairedDifference  # main metric of the model minus that of the baseline
+
+
+@dataclass(frozen=True)
 class EvaluationResult:
     """The predictions for labelled rows, and their scores."""
 
@@ -321,6 +340,7 @@ class EvaluationResult:
     scores: dict[str, float]
     confidence_interval: ConfidenceInterval  # of the main metric
     unseen_labels: dict[str, int]  # labels that the training rows lack, and how often each occurs
+    baselines: tuple[BaselineComparison, ...] = ()  # that need no training rows
 
 
 def register_kind(cls: TaskType) -> TaskType:
@@ -330,10 +350,12 @@ def register_kind(cls: TaskType) -> TaskType:
 
 
 def kinds() -> dict[str, type[Task]]:
-    """Return the class of every kind by its name."""
+    """Return the class of every kind by its name, in the order of MODULES, others last."""
     for module in MODULES:
         importlib.import_module(f"kinfolk.tasks.{module}")
-    return TASK_KINDS
+    order = {f"kinfolk.tasks.{module}": place for place, module in enumerate(MODULES)}
+    found = TASK_KINDS.items()  # in the order in which their modules happened to be imported
+    return dict(sorted(found, key=lambda kind: order.get(kind[1].__module__, len(order))))
 
 
 def task_class(name: str) -> type[Task]:

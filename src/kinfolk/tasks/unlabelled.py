@@ -15,7 +15,7 @@ from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formats.match import match_format
 from kinfolk.tasks.rows import TaggedSentence
 from kinfolk.tasks.task import task_class
-from kinfolk.text.segment import sentence_ends, word_starts
+from kinfolk.text.segment import split_sentences, word_starts
 
 NO_FILES = "none"  # instead of a file: train on labels alone
 CHINESE_SENTENCE = re.compile(r"\S+[，。！？；]\S*")  # in a column, a mark is a word of its own
@@ -120,11 +120,6 @@ def check_text_files(files: Sequence[Path | str]) -> None:
 def has_chinese_sentences(file: LabelledFile) -> bool:
     """Return whether a file has lines of Chinese text, which have no spaces, not of one word."""
     return any(CHINESE_SENTENCE.fullmatch(line.strip()) for line in file.sample_lines)
-
-
-def split_sentences(line: str) -> list[str]:
-    """Return the sentences of a line."""
-    return [line[start:end] for start, end in pairwise([0, *sentence_ends(line)])]
 
 
 def split_words(sentence: str) -> str:

@@ -6,7 +6,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,12 @@ def sentence_ends(text: str) -> list[int]:
         ends.append(end)
         last = end
     return [*ends, len(text)] if text else ends
+
+
+def split_sentences(text: str) -> list[str]:
+    """Return the sentences of a text without the white space around them."""
+    parts = (text[start:end].strip() for start, end in pairwise([0, *sentence_ends(text)]))
+    return [part for part in parts if part]
 
 
 def _mixed(before: str, stop: re.Match[str]) -> bool:

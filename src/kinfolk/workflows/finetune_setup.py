@@ -71,12 +71,18 @@ def fit_formulation(
     metric: str,
     positive_label: str | None,
     prefix: str,
+    num_sentences: int | None = None,
     **options: Any,
 ) -> Formulation:
     """Return the formulation of a dataset's task for a network, fitted to its training rows."""
     rows, family = dataset.splits[0], family_of(config)
     task = task_class(dataset.file_spec.task).from_rows(
-        rows, file=dataset.train, metric=metric, positive_label=positive_label, prefix=prefix
+        rows,
+        file=dataset.train,
+        metric=metric,
+        positive_label=positive_label,
+        prefix=prefix,
+        num_sentences=num_sentences,
     )
     cls = choose_formulation(family, type(task), name, file=dataset.train)
     formulation = build_formulation(cls, task, family, config, tokenizer, **options)

@@ -12,8 +12,10 @@ from kinfolk.nn.task_heads import ModelWithHead, TaskModel
 from kinfolk.reports.evaluation_page import EvaluationPage, render
 from kinfolk.reports.page import write
 from kinfolk.rng import Stream, generator
+from kinfolk.tasks.baselines import compare_untrained
 from kinfolk.tasks.dataset import RowSource, TaskDataset, format_counts, open_rows, task_dataset
 from kinfolk.tasks.error_analysis import to_plain
+from kinfolk.tasks.extractive_summarization import ExtractiveSummarization
 from kinfolk.tasks.formats.base import (
     FileSpec,
     Predictions,
@@ -29,7 +31,7 @@ from kinfolk.tasks.formulations.choose import build_formulation, choose_formulat
 from kinfolk.tasks.formulations.head import BareCausalHead
 from kinfolk.tasks.formulations.span_head import SpanHead
 from kinfolk.tasks.instances import predict_rows
-from kinfolk.tasks.rows import LabelledText, SourceTarget
+from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import (
     EvaluationResult,
     Prediction,
@@ -71,6 +73,16 @@ class Predictor:
             self.formulation, null_score_diff_threshold=threshold, allow_no_answer=True
         )
         return replace(self, formulation=formulation)
+
+    def with_num_sentences(self, count: int) -> "Predictor":
+        """Return a predictor of extractive summaries of another number of sentences."""
+        if not isinstance(self.task, ExtractiveSummarization):
+            raise UserError(
+                f"--num-sentences applies to extractive summarization, not to {self.task.kind}: "
+                "remove it"
+            )
+        task = self.task.with_num_sentences(count)
+        return replace(self, formulation=replace(self.formulation, task=task))
 
     def predict_one(self, *texts: str) -> Prediction:
         """Predict one row: a text or a pair, a context and its options, a question and its context.
@@ -219,6 +231,14 @@ def load_predictor(
     return Predictor(model, tokenizer, formulation_of_hf_model(model, tokenizer))
 
 
+def is_extractive(path: Path | str) -> bool:
+    """Return whether a model was fine-tuned to choose the sentences of a summary."""
+    recipe_file = find_model_folder(path) / "kinfolk.json"
+    if not recipe_file.is_file() or read_type(recipe_file) != type_name(FineTuneRecipe):
+        return False
+    return FineTuneRecipe.read(recipe_file).formulations[0].task.output == "sentences"
+
+
 def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formulation:
     """Return the formulation of a network that was fine-tuned with transformers."""
     c, family = model.config, family_of(model.config.backbone)
@@ -252,8 +272,9 @@ def read_test_file(
         spec = detect_format(file, task=task.kind, columns=parse_columns(columns))
     elif trained is not None and trained.format != "parallel" and file.target is None:
         spec = match_format(file, trained, labelled=labelled, labels=task.labels)
-    elif task.output == "text" and file.target is None and trained is not None:
-        return [SourceTarget(line, None, number) for number, line in file.lines()], trained
+    elif task.output in ("text", "sentences") and file.target is None and trained is not None:
+        rows = [replace(task.row_from_texts(line), number=n) for n, line in file.lines()]
+        return rows, trained
     elif labelled:
         spec = detect_format(file, task=task.kind)
     else:
@@ -338,7 +359,8 @@ def evaluate_rows(
     predictions = predictor.predict(rows, watch=watch)
     scores = task.evaluate(rows, predictions)
     bounds = task.interval(rows, predictions, n_resamples=n_resamples, seed=seed)
-    return EvaluationResult(task, rows, predictions, scores, bounds, unseen)
+    compared = compare_untrained(task, rows, predictions, seed=seed)
+    return EvaluationResult(task, rows, predictions, scores, bounds, unseen, compared)
 
 
 def write_evaluation_page(

@@ -70,6 +70,9 @@ def detect_format(
     opened = file if isinstance(file, LabelledFile) else LabelledFile(file, target=target)
     if opened.target is not None:
         names = opened.target.path.name, opened.path.name
+        if task == "extract":
+            chosen = "choose sentences of line n of {1} by line n of {0}"
+            return FileSpec(task, "parallel", chosen.format(*names))
         return FileSpec("write", "parallel", "write line n of {} from line n of {}".format(*names))
     if not opened.in_memory and not opened.path.is_file():
         raise UserError(f"no such file: {opened}")
@@ -91,6 +94,13 @@ def detect_format(
         return spec
     if {task, spec.task} == {"classify", "regress"} and spec.columns is not None:
         return replace(spec, task=task, description=describe_columns(task, spec.columns))
+    if (task, spec.task) == ("extract", "write") and spec.columns is not None:
+        return replace(spec, task=task, description=describe_columns(task, spec.columns))
+    if task == "extract":
+        raise UserError(
+            f"{opened} has no column of summaries ({spec.description}): give a text and its "
+            f"summary, and name their columns with {opened.option('columns', 'article,summary')}"
+        )
     if task == "classify" and spec.task == "lm" and begins_with_labels(opened):
         return label_lines_spec()
     raise UserError(
@@ -130,7 +140,7 @@ def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> F
         )
     if task == "tag":
         return conll_spec(columns)
-    if task not in (None, "classify", "regress", "write"):
+    if task not in (None, "classify", "regress", "write", "extract"):
         raise UserError(
             f"--columns does not apply to --task {task}, whose files have no columns: remove it"
         )
@@ -363,4 +373,6 @@ def describe_columns(task: str, columns: Columns) -> str:
         return f"{task} {texts}, without a label"
     if task == "write":
         return f"write column {columns.label} from {texts}"
+    if task == "extract":
+        return f"choose sentences of {texts} by column {columns.label}"
     return f"{task} {texts} by column {columns.label}"

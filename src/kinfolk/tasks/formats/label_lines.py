@@ -29,7 +29,7 @@ FASTTEXT_PREFIX = "__label__"
 COARSE_AND_FINE = re.compile(r"[A-Z]+:\w+")  # labels of TREC (Li & Roth 2002)
 PLAIN_LABEL = re.compile(r"[\w-]+")
 MIN_LINES, LINES_PER_LABEL = 20, 10  # in which plain words are recognized as labels
-TEXT_LINE_TASKS = ("classify", "regress", "tag", "write")
+TEXT_LINE_TASKS = ("classify", "regress", "tag", "write", "extract")
 
 
 def detect_label_lines(file: LabelledFile) -> FileSpec | None:

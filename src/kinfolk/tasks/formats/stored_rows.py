@@ -12,6 +12,7 @@ from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import FileSpec, Format, ReadReport, register, write_jsonl
 from kinfolk.tasks.formats.labelled_file import LabelledFile, json_lines
 from kinfolk.tasks.rows import (
+    Article,
     CompletionRow,
     CorefDocument,
     LabelledText,
@@ -28,7 +29,7 @@ ROW_TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         *(CompletionRow, CorefDocument, LabelledText, MultipleChoiceRow, QuestionRow),
-        *(SourceTarget, TaggedSentence),
+        *(SourceTarget, TaggedSentence, Article),
     )
 }
 

@@ -30,10 +30,12 @@ from kinfolk.tasks.formats.labelled_file import (
     preview,
     unix_newlines,
 )
-from kinfolk.tasks.rows import LabelledText, SourceTarget
+from kinfolk.tasks.rows import Article, LabelledText, SourceTarget
 
+ONE_SENTENCE = "texts of one sentence, of which none can be chosen, on lines"
 TREE = re.compile(r"\((\S+) .*\)")
 LEAF = re.compile(r"\(\S+ ([^()\s]+)\)")
+ROW_TYPES = {"write": SourceTarget, "extract": Article}  # of pairs, by their task
 PTB_BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 
 
@@ -55,7 +57,9 @@ def read_table(
     """Stream the labelled texts, or the pairs of source and target, of a table."""
     assert spec.columns is not None
     cells = _record_cells(file, spec.columns) if file.is_json else _cells(file, spec, report)
-    return (_pairs if spec.task == "write" else _labelled_texts)(file, spec, report, cells)
+    if spec.task not in ROW_TYPES:
+        return _labelled_texts(file, spec, report, cells)
+    return _pairs(file, spec, report, cells)
 
 
 def write_table(predictions: Predictions) -> Iterator[str]:
@@ -122,7 +126,7 @@ def read_parallel(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Ite
         raise UserError(f"{file} and {file.target} have no pair of lines that are not empty")
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
         if source and target:
-            yield SourceTarget(source, target, number)
+            yield _pair(spec, report, source, (target,), number)
         else:
             report.count("pairs with an empty side skipped, on lines", number)
 
@@ -164,7 +168,18 @@ def _pairs(
         if (column is not None and not targets) or not source:
             report.count("pairs with an empty side skipped, on lines", number)
             continue
-        yield SourceTarget(source, targets[0] if targets else None, number, tuple(targets[1:]))
+        yield _pair(spec, report, source, targets, number)
+
+
+def _pair(
+    spec: FileSpec, report: ReadReport, source: str, targets: Sequence[str], number: int
+) -> SourceTarget:
+    """Return the row of a text and its references; articles of one sentence are counted."""
+    first = targets[0] if targets else None
+    row = ROW_TYPES[spec.task](source, first, number, tuple(targets[1:]))
+    if isinstance(row, Article) and len(row.sentences) < 2:
+        report.count(ONE_SENTENCE, number)
+    return row
 
 
 def mark_wsc_spans(record: Any, where: str) -> str:
@@ -287,7 +302,12 @@ def _label(value: Any, task: str, column: Column, where: str) -> str | float:
 register(
     Format("trees", ("classify",), read_trees, write_lines, detect_trees),
     Format(
-        "table", ("classify", "regress", "write"), read_table, write_table, detect_table, order=4
+        "table",
+        ("classify", "regress", *ROW_TYPES),
+        read_table,
+        write_table,
+        detect_table,
+        order=4,
     ),
-    Format("parallel", ("write",), read_parallel, write_targets),
+    Format("parallel", tuple(ROW_TYPES), read_parallel, write_targets),
 )

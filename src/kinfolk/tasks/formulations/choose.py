@@ -17,6 +17,7 @@ from kinfolk.tasks.formulations.feature_reader import FeatureReader
 from kinfolk.tasks.formulations.features import FeatureClassifier, Features, FeatureTagger
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
+from kinfolk.tasks.formulations.sentence_selection import SentenceSelection
 from kinfolk.tasks.formulations.span_head import SpanHead
 from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.task import Task, kinds
@@ -29,6 +30,7 @@ ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     TokenHead,
     SpanHead,
     MentionRanking,
+    SentenceSelection,
     CausalHead,
     ConcatHead,
     FeatureClassifier,
@@ -82,8 +84,7 @@ def choose_formulation(
         for formulation in ALL_FORMULATIONS
         if formulation.name == preferred
         and task.output in formulation.outputs
-        and (family.frame is not None or not formulation.needs_template)
-        and (family.layout is not None or not formulation.needs_layout)
+        and is_possible(formulation, family)
     ]
     if name is None:
         trained = [formulation for formulation in possible if formulation.trains]
@@ -154,8 +155,8 @@ def build_formulation(
 
 
 def with_mean_pooling(formulation: Formulation) -> Formulation:
-    """Return the formulation with a head over the mean of all tokens of a text."""
-    if isinstance(formulation, SequenceHead) and not isinstance(
+    """Return the formulation with a head over the mean of all tokens of a text or sentence."""
+    if isinstance(formulation, SequenceHead | SentenceSelection) and not isinstance(
         formulation, CausalHead | ConcatHead
     ):
         return replace(formulation, mean_pooling=True)
@@ -195,7 +196,14 @@ def model_config(
 
 def supported_kinds(family: TaskFamily) -> str:
     """Return the names of the task kinds that a family has a formulation for."""
-    outputs = {
-        output for f in ALL_FORMULATIONS if f.name in family.formulations for output in f.outputs
-    }
+    outputs = {output for f in ALL_FORMULATIONS if is_possible(f, family) for output in f.outputs}
     return ", ".join(name for name, task in kinds().items() if task.output in outputs)
+
+
+def is_possible(formulation: type[Formulation], family: TaskFamily) -> bool:
+    """Return whether a family has a formulation, and the special tokens that it needs."""
+    return (
+        formulation.name in family.formulations
+        and (family.frame is not None or not formulation.needs_template)
+        and (family.layout is not None or not formulation.needs_layout)
+    )
