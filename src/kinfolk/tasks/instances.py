@@ -58,10 +58,14 @@ class TaskBatches(Dataset[Batch[Any]]):
 
         The shares of a batch follow each other; each is packed into rows of its own.
         """
+        return self.formulation.make_batch(self.instances(number))
+
+    def instances(self, number: int) -> list[Instance]:
+        """Return the instances of share `number` of the run."""
         number, share = divmod(number, self.shares)
         first, last = (self.batch * index // self.shares for index in (share, share + 1))
         positions = range(number * self.batch + first, number * self.batch + last)
-        return self.formulation.make_batch([self.instance_at(p) for p in positions])
+        return [self.instance_at(p) for p in positions]
 
     def instance_at(self, position: int) -> Instance:
         """Return the instance at one position of the run."""

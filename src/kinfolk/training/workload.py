@@ -4,7 +4,7 @@ Pretraining, fine-tuning and counting are workloads; `Run` knows no family, obje
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -56,6 +56,8 @@ class Workload(ABC):
     save_best: bool = False  # save at every evaluation that is the best so far
     row_length: int | None = None  # of every batch; None where batches differ in shape
     usual_lengths: range | None = None  # of rows, where they differ: those that are replayed
+    # Batches of few shapes, which are replayed, where shapes differ otherwise (fine-tuning).
+    static_batches: Container[Batch[Any]] | None = None
     selects_by_loss: bool = True  # the best checkpoint is that of the lowest held-out loss
     # Its evaluation calls the model itself, not the loss alone: a sharded one is gathered for it.
     evaluates_model: bool = False
@@ -145,6 +147,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
     parameters = sum(p.numel() for p in model.parameters())
     kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
+    replays |= work.static_batches is not None
     if work.processes.pipeline > 1:
         from kinfolk.training.pipeline import PipelineStep  # takes seconds
 
@@ -170,6 +173,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         block_masks=compiled and cuda and row_length is not None and shards is None,
         cuda_graph=replays,
         graph_lengths=work.usual_lengths,
+        graph_batches=work.static_batches,
         memory=work.memory,
         unfreezing=work.unfreezing,
         attack=work.attack,

@@ -16,7 +16,7 @@ from kinfolk import hub
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
-from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.language_model import LanguageModel, has_static_shapes
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.rng import corpus_seed
 from kinfolk.tasks.baselines import baseline_messages, fit_baselines
@@ -33,6 +33,7 @@ from kinfolk.tasks.instances import (
     mixing_weights,
     predict_rows,
 )
+from kinfolk.tasks.static_shapes import static_batches
 from kinfolk.tasks.unlabelled import unlabelled_text
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
@@ -206,20 +207,13 @@ class FineTuneWorkload(Workload):
         sizes = list(map(len, sets))
         self.recipe = recipe = resolve_steps(recipe, sizes, settings)
         self.train, config = recipe.train, recipe.finetune
-        if self.train.cuda_graph == "yes" and (
-            config.gradual_unfreezing or config.adversarial_epsilon
-        ):
-            raise UserError(
-                "train.cuda_graph=yes replays one recorded step, but --gradual-unfreezing and "
-                "--adversarial-epsilon change the step: remove one of them"
-            )
-        if self.train.cuda_graph == "yes" and self.train.compile != "yes":
-            raise UserError(
-                f"train.cuda_graph=yes replays the compiled step, but train.compile="
-                f"{self.train.compile} does not compile in fine-tuning: add train.compile=yes"
-            )
         self.batches = training_batches(recipe, sets, tokenizer, processes.count)
         model = model_for_task(recipe, backbone)
+        obstacle = replay_obstacle(recipe, model)
+        if self.train.cuda_graph == "yes" and obstacle is not None:
+            raise UserError(f"train.cuda_graph=yes: {obstacle}; leave train.cuda_graph at auto")
+        if device.type == "cuda" and obstacle is None:
+            self.use_static_batches(model)
         hub.bind_tokenizer(model, tokenizer)
         if fresh:
             self.report_messages(self.objective.prepare(model, tokenizer))
@@ -239,6 +233,18 @@ class FineTuneWorkload(Workload):
             self.unfreezing = GradualUnfreezing(self.model, epoch)
         if config.adversarial_epsilon:
             self.attack = FGM(self.model, config.adversarial_epsilon, processes)
+
+    def use_static_batches(self, model: LanguageModel) -> None:
+        """Make batches of few shapes where the steps of the run are replayed."""
+        assert isinstance(self.batches, TaskBatches), "only labelled batches have static shapes"
+        if not self.train.may_replay_static:
+            return
+        count = self.train.steps * self.train.gradient_accumulation * self.processes.count
+        static = static_batches(self.recipe.formulations[0], self.batches, count)
+        parameters = sum(p.numel() for p in model.parameters())
+        if self.train.replays_static(parameters, static.max_positions):
+            self.static_batches = static
+            self.batches.formulation = static
 
     @classmethod
     def reopen(
@@ -380,6 +386,23 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
     if isinstance(model, ModelWithHead) and recipe.is_raw:
         model.reset_pooling()
     return model
+
+
+def replay_obstacle(recipe: FineTuneRecipe, model: LanguageModel) -> str | None:
+    """Return why the steps of a run cannot be replayed as CUDA graphs; None where they can."""
+    formulation, config = recipe.formulations[0], recipe.finetune
+    if config.gradual_unfreezing:
+        return "--gradual-unfreezing changes which parameters a step trains"
+    if config.adversarial_epsilon:
+        return "--adversarial-epsilon changes the embeddings inside of a step"
+    if not formulation.static_shapes:
+        return (
+            f"shapes in the loss of the formulation {formulation.name!r} for "
+            f"{formulation.task.kind} tasks depend on the rows of a batch"
+        )
+    if not has_static_shapes(model):
+        return f"shapes inside {model.family_name} depend on the texts of a batch"
+    return None
 
 
 def check_shares(train: TrainConfig, processes: Processes) -> None:
