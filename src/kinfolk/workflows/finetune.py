@@ -181,6 +181,9 @@ class FineTuneWorkload(Workload):
         splits = [dataset.splits for dataset in recipe.datasets]
         self.dev_rows = [dev for _, dev in splits]
         self.has_eval_data = any(self.dev_rows)
+        # Of each task, for all evaluations: for predictions, and for the loss.
+        self.dev_instances: dict[int, list[list[Instance]]] = {}
+        self.loss_instances: dict[int, list[Instance]] = {}
         messages: list[str] = []
         sets = []
         for formulation, (rows, _), dataset in zip(
@@ -281,11 +284,18 @@ class FineTuneWorkload(Workload):
     def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
         """Return the loss on dev rows, and every metric of their predictions."""
         metrics = {"eval_loss": self.eval_loss(loss)}
-        for prefix, formulation, rows in zip(
-            self.recipe.metric_prefixes, self.recipe.formulations, self.dev_rows, strict=True
+        for number, (prefix, formulation, rows) in enumerate(
+            zip(self.recipe.metric_prefixes, self.recipe.formulations, self.dev_rows, strict=True)
         ):
             if rows:
-                predictions = predict_rows(formulation, self.model, rows, self.tokenizer)
+                if number not in self.dev_instances:
+                    self.dev_instances[number] = [
+                        formulation.instances(row, self.tokenizer, labelled=False) for row in rows
+                    ]
+                encoded = self.dev_instances[number]
+                predictions = predict_rows(
+                    formulation, self.model, rows, self.tokenizer, encoded=encoded
+                )
                 scores = formulation.task.evaluate(rows, predictions)
                 metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
         return metrics
@@ -295,13 +305,17 @@ class FineTuneWorkload(Workload):
         size = self.batches.batch
         limit = self.train.eval_batches * size
         total, counts = Loss({}), Counter[str]()
-        for formulation, rows in zip(self.recipe.formulations, self.dev_rows, strict=True):
-            instances = [
-                instance
-                for row in rows[:limit]
-                if not formulation.task.unseen_labels([row])
-                for instance in formulation.instances(row, self.tokenizer)
-            ]
+        for number, (formulation, rows) in enumerate(
+            zip(self.recipe.formulations, self.dev_rows, strict=True)
+        ):
+            if number not in self.loss_instances:
+                self.loss_instances[number] = [
+                    instance
+                    for row in rows[:limit]
+                    if not formulation.task.unseen_labels([row])
+                    for instance in formulation.instances(row, self.tokenizer)
+                ]
+            instances = self.loss_instances[number]
             for start in range(0, min(len(instances), limit), size):
                 batch = formulation.make_batch(instances[start : start + size])
                 total = total + loss(batch)
