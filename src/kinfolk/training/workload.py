@@ -147,7 +147,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
     parameters = sum(p.numel() for p in model.parameters())
     kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
-    replays |= work.static_batches is not None
+    replays |= cuda and work.static_batches is not None
     if work.processes.pipeline > 1:
         from kinfolk.training.pipeline import PipelineStep  # takes seconds
 
