@@ -147,11 +147,11 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         shards = Shards(learner, device, work.processes, compiled=compiled, dynamic=dynamic)
     parameters = sum(p.numel() for p in model.parameters())
     kind, replays = TrainStep, cuda and train.replays(parameters, replayed_row_length(work))
-    replays |= cuda and work.static_batches is not None
     if work.processes.pipeline > 1:
         from kinfolk.training.pipeline import PipelineStep  # takes seconds
 
         kind = PipelineStep
+    replays |= cuda and work.static_batches is not None
     if work.shard is not None:
         if train.cuda_graph == "yes":
             raise UserError(
