@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kinfolk.tasks.dataset import task_dataset
+from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.static_shapes import MAX_SHAPES
 from kinfolk.training.capture import batch_key, tensor_leaves
 from kinfolk.training.workload import optimizer_step
@@ -63,6 +64,30 @@ def test_a_run_on_static_batches_has_the_losses_of_packed_ones(name: str, tmp_pa
         assert padded["counts"] == packed["counts"]
         assert padded["loss"] == pytest.approx(packed["loss"], rel=1e-3)
         assert padded["grad_norm"] == pytest.approx(packed["grad_norm"], rel=5e-3)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_loss_on_dev_rows_is_that_of_few_large_batches(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of CUDA, where small batches are limited by the host."""
+    work, sizes = workload(made_run(tmp_path, name), static=False), []
+    work.model.eval()
+
+    def loss(batch: Any) -> Any:
+        sizes.append(batch.inputs.input_ids.numel())
+        return work.objective.loss(work.model, batch)
+
+    with torch.no_grad():
+        plain = work.eval_loss(loss)
+        small = len(sizes)
+
+        def large(instances: Any) -> Any:
+            return length_buckets([one.tokens for one in instances], TOKENS_PER_BATCH)
+
+        monkeypatch.setattr(work, "loss_groups", large)
+        assert work.eval_loss(loss) == pytest.approx(plain, rel=1e-5)
+    assert len(sizes) - small == 1
 
 
 @pytest.mark.parametrize("name", RUNS)

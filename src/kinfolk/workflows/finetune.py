@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from kinfolk.tasks.instances import (
     LazyInstances,
     TaskBatches,
     forward_instances,
+    length_buckets,
     mixing_weights,
     predict_rows,
 )
@@ -302,8 +303,7 @@ class FineTuneWorkload(Workload):
 
     def eval_loss(self, loss: LossFn) -> float:
         """Return the loss on dev rows, those whose labels occur in training."""
-        size = self.batches.batch
-        limit = self.train.eval_batches * size
+        limit = self.train.eval_batches * self.batches.batch
         total, counts = Loss({}), Counter[str]()
         for number, (formulation, rows) in enumerate(
             zip(self.recipe.formulations, self.dev_rows, strict=True)
@@ -315,12 +315,24 @@ class FineTuneWorkload(Workload):
                     if not formulation.task.unseen_labels([row])
                     for instance in formulation.instances(row, self.tokenizer)
                 ]
-            instances = self.loss_instances[number]
-            for start in range(0, min(len(instances), limit), size):
-                batch = formulation.make_batch(instances[start : start + size])
+            instances = self.loss_instances[number][:limit]
+            for group in self.loss_groups(instances):
+                batch = formulation.make_batch([instances[index] for index in group])
                 total = total + loss(batch)
                 counts.update(batch.counts)
         return float(total.mean(counts)) if counts else math.inf
+
+    def loss_groups(self, instances: Sequence[Instance]) -> Iterator[Sequence[int]]:
+        """Yield the instances of each batch of the loss: as many as a batch of training has.
+
+        On CUDA batches are larger: launching the kernels of a small one takes longer than they run.
+        """
+        if next(self.model.parameters()).device.type == "cuda":
+            yield from length_buckets([i.tokens for i in instances], TOKENS_PER_BATCH)
+            return
+        size = self.batches.batch
+        for start in range(0, len(instances), size):
+            yield range(start, min(start + size, len(instances)))
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the main metric of each task that has dev rows."""
