@@ -193,8 +193,11 @@ class AdaptiveLogits:
         # Few tokens are rare, so only theirs are computed. Compiled code and CUDA graphs compute
         # all, because their shapes must not depend on the tokens, and on the meta device there are
         # none.
-        recorded = targets.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not (torch.compiler.is_compiling() or recorded or targets.is_meta):
+        if not (
+            torch.compiler.is_compiling()
+            or targets.is_meta
+            or (targets.is_cuda and torch.cuda.is_current_stream_capturing())
+        ):
             at = torch.nonzero(targets != IGNORE_INDEX)[:, 0]
             hidden, targets = hidden[at], targets[at]
         return linear_cross_entropy(hidden, weight, bias, targets, len(bias))
