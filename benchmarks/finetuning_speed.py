@@ -281,7 +281,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=4000)
     parser.add_argument("--ready", type=int, default=100, help="batches of transformers, in turn")
     parser.add_argument("--workers", type=int, help="data loader processes of ours")
-    parser.add_argument("--seconds", type=float, default=12.0, help="for each size")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each size")
     parser.add_argument("--compiled", action="store_true", help="compile transformers too")
     parser.add_argument("--json", action="store_true", help="end with all figures as JSON")
     parser.add_argument("--results", type=Path, help="file of lines")
