@@ -258,6 +258,20 @@ def test_lstm_training_is_timed_beside_a_bare_loop(
     assert printed.count("| float32 |") == rows and "host_ms" in printed
 
 
+def test_fine_tuning_is_timed_beside_transformers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = "--device cpu --sizes nano --vocab 60 --batch 4 --texts 40 --ready 3 --seconds 0"
+    results = tmp_path / "speed.jsonl"
+    monkeypatch.setattr(sys, "argv", ["benchmark", *small.split(), "--results", str(results)])
+    runpy.run_path(str(FILE.with_name("finetuning_speed.py")), run_name="__main__")
+    (line,) = [json.loads(line) for line in results.read_text().splitlines()]
+    assert line["tokens_per_second"].keys() == {"transformers", "eager"}
+    assert line["ratio"]["eager"] > 0 and line["ratio"]["transformers"] == 1
+    assert line["rounds"] >= 5 and line["loss"][0] == pytest.approx(line["loss"][1], abs=1e-3)
+    assert "| `nano` |" in capsys.readouterr().out
+
+
 def test_cvt_is_compared_with_itself_without_unlabelled_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Loss, tree_map, with_texts
@@ -24,26 +23,11 @@ from kinfolk.training.capture import GraphedForwardBackward, batch_key, tensor_l
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep
+from support.host_guard import HostGuard
 
 VOCAB, LENGTH, ROWS = 60, 12, 4
 SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=3, cls=2, sep=3, mask=1)
 RATES = ("embedding_dropout", "input_dropout", "dropout", "weight_dropout", "output_dropout")
-WAITS = {
-    *("_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim"),
-    *("unique_consecutive", "equal", "is_nonzero", "bincount", "repeat_interleave"),
-}
-
-
-class HostGuard(TorchDispatchMode):
-    """Refuse operations that would wait for an accelerator, if the tensors were there."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.overloadpacket.__name__, kwargs or {}
-        assert name not in WAITS, f"{func} waits for the device"
-        assert name != "_to_copy" or kwargs.get("device") is None, f"{func} copies"
-        if name in ("index", "index_put", "index_put_"):
-            assert all(i is None or i.dtype != torch.bool for i in args[1]), f"{func} by a mask"
-        return func(*args, **kwargs)
 
 
 def documents(size: int) -> InMemoryDocuments:

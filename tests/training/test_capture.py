@@ -63,6 +63,16 @@ def test_of_varying_lengths_those_of_the_recipe_are_recorded() -> None:
     assert not captured.accepts(batch())
 
 
+def test_of_static_batches_all_are_recorded_and_no_others() -> None:
+    """Whatever was recorded before, and however many: their gradients take memory once."""
+    one, other, recorded = batch(2), batch(3), object()
+    captured = GraphedForwardBackward(lambda batch: Loss({}), [], static=[one])
+    captured.graphs = dict.fromkeys(range(MAX_GRAPHS), recorded)  # type: ignore[arg-type]
+    assert captured.accepts(one) and not captured.accepts(other)
+    first, second = (captured.copy_gradients([torch.ones(2)])[0] for _ in range(2))
+    assert first is second
+
+
 def test_graphs_of_varying_lengths_write_the_same_gradients() -> None:
     """Their memory does not grow with the number of lengths."""
     captured = GraphedForwardBackward(lambda batch: Loss({}), [], range(4, 40))

@@ -11,6 +11,7 @@ from kinfolk.errors import UserError
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
+from kinfolk.workflows.finetune import FineTuneWorkload
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.load import load
 from support.learnable import dev, opinions, tune
@@ -79,7 +80,7 @@ def test_a_layer_thaws_an_epoch_however_often_dev_rows_are_asked(tmp_path: Path)
 
 def test_a_recorded_step_cannot_be_changed(tmp_path: Path) -> None:
     for name, value in (("gradual_unfreezing", True), ("adversarial_epsilon", 0.5)):
-        with pytest.raises(UserError, match=r"train\.cuda_graph=yes .* remove one of them"):
+        with pytest.raises(UserError, match=r"train\.cuda_graph=yes: .* at auto"):
             tune(
                 *("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.cuda_graph=yes"),
                 **{name: value},
@@ -105,9 +106,34 @@ def test_auto_compiles_in_pretraining_on_cuda_alone(
     assert train.compiles(cuda=cuda, row_length=row_length) == compiles
 
 
-def test_a_cuda_graph_needs_a_compiled_step(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cuda_graph=yes .* add train\.compile=yes"):
-        tune("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.cuda_graph=yes")
+def test_a_network_whose_shapes_depend_on_the_texts_is_not_replayed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.cuda_graph=yes: shapes .* depend on .* at auto"):
+        tune("ulmfit/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.cuda_graph=yes")
+
+
+@pytest.mark.parametrize(
+    ("setting", "steps", "positions", "replays"),
+    [
+        ("auto", 400, 2000, True),
+        ("auto", 99, 2000, False),  # recording would take longer
+        ("auto", 400, 30_000, False),  # limited by the device
+        ("yes", 10, 30_000, True),
+        ("no", 400, 2000, False),
+    ],
+)
+def test_auto_replays_runs_of_some_length_with_small_batches(
+    setting: Any, steps: int, positions: int, replays: bool
+) -> None:
+    train = TrainConfig(cuda_graph=setting, steps=steps)
+    assert train.replays_static(110_000_000, positions) == replays  # BERT base
+
+
+def test_on_a_cpu_batches_are_packed_as_closely_as_possible(tmp_path: Path) -> None:
+    recipe = opinions(tmp_path, 64, 8)
+    run = tune("bert/nano", recipe, tmp_path / "run", BATCH, "train.steps=120", epochs=None)
+    work = FineTuneWorkload.reopen(FineTuneRecipe.read(run / "recipe.json"), run, None, ())
+    assert work.train.steps == 120 and work.static_batches is None
+    assert work.batches.formulation is work.objective
 
 
 def test_the_dropout_rate_reaches_backbone_and_head(tmp_path: Path) -> None:

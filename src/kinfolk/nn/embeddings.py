@@ -190,9 +190,14 @@ class AdaptiveLogits:
         low, high = self.clusters.cutoff_ends[cluster : cluster + 2]
         hidden, weight, bias = self._inside(cluster)
         targets = torch.where((labels >= low) & (labels < high), labels - low, IGNORE_INDEX)
-        # Few tokens are rare, so only theirs are computed. Compiled code computes all, because its
-        # shapes must not depend on the tokens, and on the meta device there are none.
-        if not (torch.compiler.is_compiling() or targets.is_meta):
+        # Few tokens are rare, so only theirs are computed. Compiled code and CUDA graphs compute
+        # all, because their shapes must not depend on the tokens, and on the meta device there are
+        # none.
+        if not (
+            torch.compiler.is_compiling()
+            or targets.is_meta
+            or (targets.is_cuda and torch.cuda.is_current_stream_capturing())
+        ):
             at = torch.nonzero(targets != IGNORE_INDEX)[:, 0]
             hidden, targets = hidden[at], targets[at]
         return linear_cross_entropy(hidden, weight, bias, targets, len(bias))

@@ -58,10 +58,14 @@ class TaskBatches(Dataset[Batch[Any]]):
 
         The shares of a batch follow each other; each is packed into rows of its own.
         """
+        return self.formulation.make_batch(self.instances(number))
+
+    def instances(self, number: int) -> list[Instance]:
+        """Return the instances of share `number` of the run."""
         number, share = divmod(number, self.shares)
         first, last = (self.batch * index // self.shares for index in (share, share + 1))
         positions = range(number * self.batch + first, number * self.batch + last)
-        return self.formulation.make_batch([self.instance_at(p) for p in positions])
+        return [self.instance_at(p) for p in positions]
 
     def instance_at(self, position: int) -> Instance:
         """Return the instance at one position of the run."""
@@ -150,13 +154,17 @@ def predict_rows(
     tokenizer: Tokenizer,
     *,
     tokens: int = TOKENS_PER_BATCH,
+    encoded: Sequence[Sequence[Instance]] | None = None,  # the instances of each row, if known
     watch: Callable[[int], None] = lambda done: None,
 ) -> list[Prediction]:
     """Return the predictions of a model for rows; batching changes no prediction."""
     predictions: list[Prediction] = []
     for start in range(0, len(rows), ROWS_PER_CHUNK):
         chunk = rows[start : start + ROWS_PER_CHUNK]
-        instances = [formulation.instances(row, tokenizer, labelled=False) for row in chunk]
+        if encoded is None:
+            instances = [formulation.instances(row, tokenizer, labelled=False) for row in chunk]
+        else:
+            instances = [[*group] for group in encoded[start : start + ROWS_PER_CHUNK]]
         flat = [instance for group in instances for instance in group]
         logits = iter(forward_instances(formulation, model, flat, tokens))
         generated = [row for row in chunk if formulation.generates(row)]

@@ -5,7 +5,7 @@ on an H200, and Python needs 10 ms to launch it. A graph is recorded for each sh
 of batch, of which packing leaves few; a step copies its batch in and replays it.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -35,7 +35,8 @@ class GraphedForwardBackward:
     Random numbers come from the device's generator, whose seed and offset are read at each replay.
     They are not those of the same step without a graph. So that a resumed run draws the same as one
     that was not stopped, it must not depend on the steps before which batches are replayed: where
-    the lengths of rows vary, `lengths` are those that are, and others are never recorded.
+    the lengths of rows vary, `lengths` are those that are, where shapes vary in other ways (batches
+    of fine-tuning) those that `static` contains, and others are never recorded.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class GraphedForwardBackward:
         forward: Callable[[Batch[Any]], Loss],
         parameters: Sequence[Tensor],
         lengths: Collection[int] | None = None,  # of rows; None: any, up to MAX_GRAPHS shapes
+        static: Container[Batch[Any]] | None = None,  # batches of few shapes; None: any
     ) -> None:
-        self.forward, self.parameters, self.lengths = forward, parameters, lengths
+        self.forward, self.parameters = forward, parameters
+        self.lengths, self.static = lengths, static
         self.graphs: dict[Hashable, CapturedGraph] = {}
-        # Of parameters by their number, where the graphs of all lengths write them: memory does not
-        # grow with the number of lengths.
+        # Of parameters by their number, where the graphs of all shapes write them: memory does not
+        # grow with the number of shapes.
         self.gradients: dict[int, Tensor] = {}
 
     def accepts(self, batch: Batch[Any]) -> bool:
@@ -57,6 +60,8 @@ class GraphedForwardBackward:
         """
         if has_packed_texts(batch):
             return False
+        if self.static is not None:
+            return batch in self.static
         if self.lengths is not None:
             return batch.inputs.input_ids.shape[1] in self.lengths
         return len(self.graphs) < MAX_GRAPHS or batch_key(batch) in self.graphs
@@ -111,8 +116,8 @@ class GraphedForwardBackward:
         return CapturedGraph(graph, tuple(tensor_leaves(static)), scales, loss, gradients)
 
     def copy_gradients(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Copy gradients to where those of all lengths are, so that they take memory once."""
-        if self.lengths is None:
+        """Copy gradients to where those of all shapes are, so that they take memory once."""
+        if self.lengths is None and self.static is None:
             return [*gradients]
         present = {n: gradient for n, gradient in enumerate(gradients) if gradient is not None}
         for number, gradient in present.items():

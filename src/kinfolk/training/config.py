@@ -23,6 +23,8 @@ MAX_AUTO_WORKERS = 4  # data loader processes, unless a number is given
 # Parameters times tokens of a micro-batch. Above it a replayed step is less than 10 % faster than a
 # compiled one on an H200 (docs/benchmarks.md), and it keeps the gradients of every recorded shape.
 MAX_GRAPH_WORK = 2 * 10**12
+# Steps of a fine-tuning run: each of up to 8 shapes is run three times before it is recorded.
+MIN_GRAPH_STEPS = 100
 
 
 @config("train")
@@ -121,8 +123,9 @@ class TrainConfig:
     cuda_graph: Literal["auto", "yes", "no"] = runtime_field(
         default="auto",
         help="replay the step as a CUDA graph; "
-        "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12 "
-        "and rows have one length, or lengths around one (bptt)",
+        "auto is yes where parameters times tokens of a micro-batch are up to 2e12: in pretraining "
+        "where rows have one length, or lengths around one (bptt), in fine-tuning of 100 steps or "
+        "more where the shapes inside of the loss are static",
     )
     parallel: Literal["ddp", "fsdp"] = runtime_field(
         default="ddp",
@@ -228,6 +231,17 @@ class TrainConfig:
             return self.cuda_graph == "yes"
         tokens = self.batch_size // self.gradient_accumulation * row_length
         return parameters * tokens <= MAX_GRAPH_WORK
+
+    @property
+    def may_replay_static(self) -> bool:
+        """Whether steps of fine-tuning are replayed where the network is small enough."""
+        worth = self.cuda_graph == "yes" or self.steps >= MIN_GRAPH_STEPS
+        return self.can_replay and self.cuda_graph != "no" and worth
+
+    def replays_static(self, parameters: int, positions: int) -> bool:
+        """Return whether steps of fine-tuning are replayed: batches have up to these positions."""
+        small = self.cuda_graph == "yes" or parameters * positions <= MAX_GRAPH_WORK
+        return self.may_replay_static and small
 
     def saves(self, step: int) -> bool:
         """Return whether a checkpoint is due after this many steps."""

@@ -1,7 +1,7 @@
 """One optimizer step: forward, backward, update."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -98,6 +98,7 @@ class TrainStep:
         block_masks: bool = False,  # compute block masks outside of the learner, which is compiled
         cuda_graph: bool = False,  # replay forward and backward as a CUDA graph
         graph_lengths: Collection[int] | None = None,  # of rows that are replayed; None: all
+        graph_batches: Container[Batch[Any]] | None = None,  # that are replayed; None: all
         memory: list[SegmentMemory] | None = None,  # of each micro-batch, carried from step to step
         unfreezing: GradualUnfreezing | None = None,
         attack: FGM | None = None,
@@ -126,7 +127,9 @@ class TrainStep:
             self.updated = master_weights.masters_of(self.parameters)
         self.graphed = None
         if cuda_graph:
-            self.graphed = GraphedForwardBackward(self.forward, self.parameters, graph_lengths)
+            self.graphed = GraphedForwardBackward(
+                self.forward, self.parameters, graph_lengths, graph_batches
+            )
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> StepOutput:
         """Update the weights by the micro-batches of one step; `number` counts from 0."""

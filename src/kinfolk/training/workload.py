@@ -4,7 +4,7 @@ Pretraining, fine-tuning and counting are workloads; `Run` knows no family, obje
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -65,6 +65,8 @@ class Workload(ABC):
     save_best: bool = False  # save at every evaluation that is the best so far
     row_length: int | None = None  # of every batch; None where batches differ in shape
     usual_lengths: range | None = None  # of rows, where they differ: those that are replayed
+    # Batches of few shapes, which are replayed, where shapes differ otherwise (fine-tuning).
+    static_batches: Container[Batch[Any]] | None = None
     selects_by_loss: bool = True  # the best checkpoint is that of the lowest held-out loss
     # Its evaluation calls the model itself, not the loss alone: a sharded one is gathered for it.
     evaluates_model: bool = False
@@ -164,6 +166,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         from kinfolk.training.pipeline import PipelineStep  # takes seconds
 
         kind = PipelineStep
+    replays |= cuda and work.static_batches is not None
     if work.shard is not None:
         if train.cuda_graph == "yes":
             raise UserError(
@@ -194,6 +197,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         block_masks=block_sparse and train.attention != "sdpa",
         cuda_graph=replays,
         graph_lengths=work.usual_lengths,
+        graph_batches=work.static_batches,
         memory=work.memory,
         unfreezing=work.unfreezing,
         attack=work.attack,

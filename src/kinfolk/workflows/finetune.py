@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from kinfolk import hub
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
-from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.language_model import LanguageModel, has_static_shapes
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.rng import corpus_seed
 from kinfolk.tasks.baselines import baseline_messages, fit_baselines
@@ -30,9 +30,11 @@ from kinfolk.tasks.instances import (
     LazyInstances,
     TaskBatches,
     forward_instances,
+    length_buckets,
     mixing_weights,
     predict_rows,
 )
+from kinfolk.tasks.static_shapes import static_batches
 from kinfolk.tasks.unlabelled import unlabelled_text
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
@@ -180,6 +182,9 @@ class FineTuneWorkload(Workload):
         splits = [dataset.splits for dataset in recipe.datasets]
         self.dev_rows = [dev for _, dev in splits]
         self.has_eval_data = any(self.dev_rows)
+        # Of each task, for all evaluations: for predictions, and for the loss.
+        self.dev_instances: dict[int, list[list[Instance]]] = {}
+        self.loss_instances: dict[int, list[Instance]] = {}
         messages: list[str] = []
         sets = []
         for formulation, (rows, _), dataset in zip(
@@ -206,20 +211,13 @@ class FineTuneWorkload(Workload):
         sizes = list(map(len, sets))
         self.recipe = recipe = resolve_steps(recipe, sizes, settings)
         self.train, config = recipe.train, recipe.finetune
-        if self.train.cuda_graph == "yes" and (
-            config.gradual_unfreezing or config.adversarial_epsilon
-        ):
-            raise UserError(
-                "train.cuda_graph=yes replays one recorded step, but --gradual-unfreezing and "
-                "--adversarial-epsilon change the step: remove one of them"
-            )
-        if self.train.cuda_graph == "yes" and self.train.compile in ("auto", "no"):
-            raise UserError(
-                f"train.cuda_graph=yes replays the compiled step, but train.compile="
-                f"{self.train.compile} does not compile in fine-tuning: add train.compile=yes"
-            )
         self.batches = training_batches(recipe, sets, tokenizer, processes.count)
         model = model_for_task(recipe, backbone)
+        obstacle = replay_obstacle(recipe, model)
+        if self.train.cuda_graph == "yes" and obstacle is not None:
+            raise UserError(f"train.cuda_graph=yes: {obstacle}; leave train.cuda_graph at auto")
+        if device.type == "cuda" and obstacle is None:
+            self.use_static_batches(model)
         hub.bind_tokenizer(model, tokenizer)
         if fresh:
             self.report_messages(self.objective.prepare(model, tokenizer))
@@ -239,6 +237,18 @@ class FineTuneWorkload(Workload):
             self.unfreezing = GradualUnfreezing(self.model, epoch)
         if config.adversarial_epsilon:
             self.attack = FGM(self.model, config.adversarial_epsilon, processes)
+
+    def use_static_batches(self, model: LanguageModel) -> None:
+        """Make batches of few shapes where the steps of the run are replayed."""
+        assert isinstance(self.batches, TaskBatches), "only labelled batches have static shapes"
+        if not self.train.may_replay_static:
+            return
+        count = self.train.steps * self.train.gradient_accumulation * self.processes.count
+        static = static_batches(self.recipe.formulations[0], self.batches, count)
+        parameters = sum(p.numel() for p in model.parameters())
+        if self.train.replays_static(parameters, static.max_positions):
+            self.static_batches = static
+            self.batches.formulation = static
 
     @classmethod
     def reopen(
@@ -275,32 +285,54 @@ class FineTuneWorkload(Workload):
     def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
         """Return the loss on dev rows, and every metric of their predictions."""
         metrics = {"eval_loss": self.eval_loss(loss)}
-        for prefix, formulation, rows in zip(
-            self.recipe.metric_prefixes, self.recipe.formulations, self.dev_rows, strict=True
+        for number, (prefix, formulation, rows) in enumerate(
+            zip(self.recipe.metric_prefixes, self.recipe.formulations, self.dev_rows, strict=True)
         ):
             if rows:
-                predictions = predict_rows(formulation, self.model, rows, self.tokenizer)
+                if number not in self.dev_instances:
+                    self.dev_instances[number] = [
+                        formulation.instances(row, self.tokenizer, labelled=False) for row in rows
+                    ]
+                encoded = self.dev_instances[number]
+                predictions = predict_rows(
+                    formulation, self.model, rows, self.tokenizer, encoded=encoded
+                )
                 scores = formulation.task.evaluate(rows, predictions)
                 metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
         return metrics
 
     def eval_loss(self, loss: LossFn) -> float:
         """Return the loss on dev rows, those whose labels occur in training."""
-        size = self.batches.batch
-        limit = self.train.eval_batches * size
+        limit = self.train.eval_batches * self.batches.batch
         total, counts = Loss({}), Counter[str]()
-        for formulation, rows in zip(self.recipe.formulations, self.dev_rows, strict=True):
-            instances = [
-                instance
-                for row in rows[:limit]
-                if not formulation.task.unseen_labels([row])
-                for instance in formulation.instances(row, self.tokenizer)
-            ]
-            for start in range(0, min(len(instances), limit), size):
-                batch = formulation.make_batch(instances[start : start + size])
+        for number, (formulation, rows) in enumerate(
+            zip(self.recipe.formulations, self.dev_rows, strict=True)
+        ):
+            if number not in self.loss_instances:
+                self.loss_instances[number] = [
+                    instance
+                    for row in rows[:limit]
+                    if not formulation.task.unseen_labels([row])
+                    for instance in formulation.instances(row, self.tokenizer)
+                ]
+            instances = self.loss_instances[number][:limit]
+            for group in self.loss_groups(instances):
+                batch = formulation.make_batch([instances[index] for index in group])
                 total = total + loss(batch)
                 counts.update(batch.counts)
         return float(total.mean(counts)) if counts else math.inf
+
+    def loss_groups(self, instances: Sequence[Instance]) -> Iterator[Sequence[int]]:
+        """Yield the instances of each batch of the loss: as many as a batch of training has.
+
+        On CUDA batches are larger: launching the kernels of a small one takes longer than they run.
+        """
+        if next(self.model.parameters()).device.type == "cuda":
+            yield from length_buckets([i.tokens for i in instances], TOKENS_PER_BATCH)
+            return
+        size = self.batches.batch
+        for start in range(0, len(instances), size):
+            yield range(start, min(start + size, len(instances)))
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the main metric of each task that has dev rows."""
@@ -380,6 +412,23 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
     if isinstance(model, ModelWithHead) and recipe.is_raw:
         model.reset_pooling()
     return model
+
+
+def replay_obstacle(recipe: FineTuneRecipe, model: LanguageModel) -> str | None:
+    """Return why the steps of a run cannot be replayed as CUDA graphs; None where they can."""
+    formulation, config = recipe.formulations[0], recipe.finetune
+    if config.gradual_unfreezing:
+        return "--gradual-unfreezing changes which parameters a step trains"
+    if config.adversarial_epsilon:
+        return "--adversarial-epsilon changes the embeddings inside of a step"
+    if not formulation.static_shapes:
+        return (
+            f"shapes in the loss of the formulation {formulation.name!r} for "
+            f"{formulation.task.kind} tasks depend on the rows of a batch"
+        )
+    if not has_static_shapes(model):
+        return f"shapes inside {model.family_name} depend on the texts of a batch"
+    return None
 
 
 def check_shares(train: TrainConfig, processes: Processes) -> None:

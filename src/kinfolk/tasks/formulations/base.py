@@ -72,6 +72,9 @@ class Formulation(ABC):
     needs_layout: ClassVar[bool] = False  # of a prompt and its answer
     trains: ClassVar[bool] = True  # False for prompts
     distills: ClassVar[bool] = False  # has soft labels
+    # Shapes inside its loss follow from those of a batch, and padding of the targets adds nothing
+    # to it: steps can be replayed as CUDA graphs (tasks/static_shapes.py).
+    static_shapes: ClassVar[bool] = False
 
     @property
     def head(self) -> Head | None:
@@ -154,12 +157,29 @@ class Formulation(ABC):
 def pack_examples(examples: Sequence[Example], pad_id: int) -> Collated:
     """Pack examples into rows as long as the longest of them, or longer where that saves space."""
     sizes = np.array([example.lengths for example in examples], np.int64)
-    packing, row_lengths = choose_row_length(sizes)
+    return collate_packed(examples, *choose_row_length(sizes), pad_id)
+
+
+def collate_packed(
+    examples: Sequence[Example],
+    packing: Packing,
+    row_lengths: Sequence[int],
+    pad_id: int,
+    *,
+    num_rows: int = 0,
+) -> Collated:
+    """Collate examples into their rows; rows of padding fill up to `num_rows`."""
     rows = [[examples[i] for i in packing[row]] for row in range(len(packing))]
+    rows += [[] for _ in range(len(rows), num_rows)]
     collated = collate(rows, row_lengths, pad_id)
     offsets = np.empty(len(examples), np.int64)
     offsets[packing.chunks] = collated.offsets
     return Collated(collated.inputs, offsets)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Round up to a multiple."""
+    return -(-number // multiple) * multiple
 
 
 def choose_row_length(sizes: IntArray) -> tuple[Packing, list[int]]:
@@ -168,10 +188,7 @@ def choose_row_length(sizes: IntArray) -> tuple[Packing, list[int]]:
     best: tuple[Packing, list[int]] | None = None
     fewest = np.inf
     for factor in ROW_LENGTH_FACTORS if longest.max() <= SHORT_ROW else ROW_LENGTH_FACTORS[:1]:
-        row_lengths = [
-            int(-(-int(factor * size) // PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF)
-            for size in longest
-        ]
+        row_lengths = [round_up(int(factor * size), PAD_TO_MULTIPLE_OF) for size in longest]
         packing = pack(sizes, row_lengths)
         positions = len(packing) * sum(row_lengths)
         if positions < MIN_POSITION_RATIO * fewest:
@@ -220,8 +237,8 @@ def offset_targets(target: Tensor, index: Tensor) -> Tensor:
 
 def split_by_instance(values: Tensor, index: Tensor) -> list[RawScores]:
     """Split values, which are in the order of their instances, into an array for each."""
-    sizes = torch.bincount(index).tolist()
-    return [part.double().cpu().numpy() for part in torch.split(values, sizes)]
+    sizes = torch.bincount(index.cpu()).tolist()  # one copy of each, not one for each instance
+    return [part.numpy() for part in torch.split(values.double().cpu(), sizes)]
 
 
 def segment_log_softmax(scores: Tensor, index: Tensor, segments: int) -> Tensor:
@@ -235,10 +252,13 @@ def segment_log_softmax(scores: Tensor, index: Tensor, segments: int) -> Tensor:
 
 
 def segment_mean(values: Tensor, index: Tensor, segments: int) -> Tensor:
-    """Return the mean of the values of each segment: (values, size) -> (segments, size)."""
+    """Return the mean of the values of each segment: (values, size) -> (segments, size).
+
+    That of a segment without values, which only padding has, is 0.
+    """
     total = values.new_zeros(segments, values.shape[1]).index_add(0, index, values)
     counts = values.new_zeros(segments).index_add(0, index, values.new_ones(len(values)))
-    return total / counts[:, None]
+    return total / counts.clamp(min=1)[:, None]
 
 
 def softmax(scores: RawScores) -> RawScores:

@@ -35,6 +35,7 @@ class ConcatHead(SequenceHead):
     name = "concat"
     needs_template = False
     reads_all_tokens = True
+    static_shapes = False
 
     def num_special_tokens(self, texts: int) -> int:
         """Return the number of special tokens: a start, and delimiters between texts."""

@@ -119,6 +119,7 @@ class LabelHead(Formulation):
 class VectorHead(LabelHead):
     """Base of heads on a network with word vectors from a file."""
 
+    static_shapes = False  # such networks are recurrent
     vectors: str = field(default="", help="file of word vectors; empty for none")
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
@@ -142,6 +143,7 @@ class SequenceHead(LabelHead):
     name = "head"
     outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number", "option")
     needs_template = True
+    static_shapes = True
 
     @property
     def reads_all_tokens(self) -> bool:
@@ -220,7 +222,8 @@ class SequenceHead(LabelHead):
         )
         if self.task.output == "option":
             target = offset_targets(target, index)
-        weight = torch.ones(len(target)) if number else self.weights_of(target)
+        classes = self.task.output == "label"
+        weight = self.weights_of(target) if classes else torch.ones(len(target))
         soft = stack_soft_targets(instances)
         read_at, owners = collated.read_positions(examples), None
         if self.reads_all_tokens:
@@ -250,10 +253,12 @@ class SequenceHead(LabelHead):
             target = targets.target
             if soft is not None:
                 target = (1 - weight) * target + weight * soft[:, 0]
-            return ((logits[:, 0] - target) ** 2).sum()
+            return (targets.weight * (logits[:, 0] - target) ** 2).sum()
         if self.task.output == "option":
             segments = targets.instance_ids, len(targets.target)
-            nll = -segment_log_softmax(logits[:, 0], *segments).index_select(0, targets.target)
+            nll = targets.weight * -segment_log_softmax(logits[:, 0], *segments).index_select(
+                0, targets.target.clamp(min=0)
+            )
             if soft is None:
                 return nll.sum()
             scaled = segment_log_softmax(logits[:, 0] / self.temperature, *segments)
@@ -376,6 +381,7 @@ class TokenHead(LabelHead):
     name = "head"
     outputs = ("tags",)
     head = "tokens"
+    static_shapes = True
 
     def instances(
         self, row: TaggedSentence, tokenizer: Tokenizer, /, *, labelled: bool = True

@@ -121,12 +121,14 @@ class OptionScoring(Formulation):
         assert targets.tokens is not None and targets.example_ids is not None
         hidden = targets.tokens.gather(model(batch.inputs).hidden)
         logits: Tensor = model.lm_logits(hidden).logits().float()
-        each: Tensor = logits.log_softmax(-1).gather(1, targets.tokens.labels[:, None])[:, 0]
+        labels = targets.tokens.labels.clamp(min=0)  # those of padding are ignored
+        each: Tensor = logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
         examples = len(targets.instance_ids)
         total = each.new_zeros(examples).index_add(0, targets.example_ids, each)
         if not self.length_normalized:
             return total
-        return total / torch.bincount(targets.example_ids, minlength=examples).clamp(min=1)
+        counts = each.new_zeros(examples).index_add(0, targets.example_ids, torch.ones_like(each))
+        return total / counts.clamp(min=1)
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the log-likelihood of each option."""
@@ -184,6 +186,7 @@ class Cloze(OptionScoring):
     name = "cloze"
     needs_layout = True
     outputs = ("label", "option", "word")
+    static_shapes = True
 
     def __post_init__(self) -> None:
         if self.verbalizer and len(self.verbalizer) != len(self.task.labels):
@@ -220,7 +223,8 @@ class Cloze(OptionScoring):
         logprobs = segment_log_softmax(
             self.sequence_logprobs(model, batch), targets.instance_ids, len(targets.target)
         )
-        return Loss({"label": -logprobs.index_select(0, targets.target).sum()})
+        chosen = logprobs.index_select(0, targets.target.clamp(min=0))
+        return Loss({"label": -(targets.weight * chosen).sum()})
 
 
 PROMPT_PATTERNS = {

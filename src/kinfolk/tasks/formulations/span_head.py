@@ -59,6 +59,7 @@ class SpanHead(Formulation):
     outputs = ("span",)
     needs_template = True
     head = "span"
+    static_shapes = True
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Allow the prediction of no answer if a training row has no answer."""
@@ -124,10 +125,10 @@ class SpanHead(Formulation):
         start, end = (
             segment_log_softmax(
                 logits[:, i], targets.instance_ids, len(targets.target)
-            ).index_select(0, targets.target[:, i])
+            ).index_select(0, targets.target[:, i].clamp(min=0))
             for i in range(2)
         )
-        return Loss({"label": -(start + end).sum() / 2})
+        return Loss({"label": -(targets.weight * (start + end)).sum() / 2})
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each window: (1 + tokens, 2)."""

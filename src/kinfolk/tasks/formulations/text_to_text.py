@@ -40,6 +40,7 @@ class TextToText(OptionScoring):
     default_number: float = 0.0  # mean of the training rows, for outputs without one
 
     name = "text"
+    static_shapes = True
     outputs = (
         "label", "number", "option", "tags", "span", "text", "word", "likelihood",
     )  # fmt: skip
