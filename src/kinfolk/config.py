@@ -34,6 +34,7 @@ FAMILY_NAMES = [row["name"] for row in json.loads(FAMILY_INDEX.read_text(encodin
 # general type hint: `model: Any = field(group="model")`.
 TYPES: dict[str, dict[str, str]] = {
     "recipe": {
+        "prefixes": "kinfolk.workflows.prefix_recipe",
         "pretrain": "kinfolk.workflows.recipe",
         "finetune": "kinfolk.workflows.finetune_recipe",
         "stages": "kinfolk.workflows.stages",
@@ -93,6 +94,7 @@ TYPES: dict[str, dict[str, str]] = {
     },
     "file": {
         "labelled_file": "kinfolk.tasks.dataset",
+        "text_lines": "kinfolk.tasks.unlabelled",
         "unlabelled_text": "kinfolk.tasks.unlabelled",
     },
     "": {  # fields of the others
@@ -101,6 +103,7 @@ TYPES: dict[str, dict[str, str]] = {
         "format": "kinfolk.tasks.formats.base",
         "generation": "kinfolk.generation.config",
         "pooling": "kinfolk.nn.language_model",
+        "prefix_config": "kinfolk.tasks.prefix_config",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
         "task_views": "kinfolk.nn.views",

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 MODULES = (  # of the commands
     *("audit", "chat", "claims", "compare", "embed", "evaluate", "export", "finetune", "generate"),
     *("inspect", "isotropy", "lr_find", "members", "merge", "plan", "predict", "prepare"),
-    *("pretrain", "probe", "push", "quickstart", "tokenizer", "translate", "verify_resume"),
+    *(
+        "prefixes",
+        "pretrain",
+        "probe",
+        "push",
+        "quickstart",
+        "tokenizer",
+        "translate",
+        "verify_resume",
+    ),
 )
 
 
