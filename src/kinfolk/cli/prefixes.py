@@ -13,7 +13,7 @@ from kinfolk.cli.options import (
     check_resume,
     field_options,
 )
-from kinfolk.cli.output import note, print_json, print_line
+from kinfolk.cli.output import print_json, print_line
 from kinfolk.config import as_settings
 from kinfolk.tasks.prefix_config import MAX_ATTRIBUTES, PrefixConfig
 from kinfolk.training.config import TrainConfig
@@ -83,19 +83,12 @@ def prefixes(
     settings = [*as_settings(training, "train."), *as_settings(prefixes, "prefixes.")]
 
     from kinfolk.cli.run_progress import run_progress
-    from kinfolk.tasks.dataset import task_dataset
     from kinfolk.workflows.prefixes import learn_prefixes
 
-    source = None
-    if train is not None:
-        source = task_dataset(train, dev, task="classify", columns=columns)
-        for message in source.messages():
-            note(message)
-        dev = columns = None
     with run_progress(out.name, f"kinfolk prefixes --resume {out}") as progress:
         learn_prefixes(
             model,
-            source,
+            train,
             out,
             text=text,
             attributes=attributes,

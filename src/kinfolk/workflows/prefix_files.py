@@ -18,6 +18,7 @@ from kinfolk.nn.prefixes import KeyValuePrefix
 from kinfolk.workflows.load import require_ability
 
 PREFIXES = "prefixes.safetensors"
+FACTS = "kinfolk"  # the one key of the metadata: the order of several is random in the file
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +44,9 @@ class SavedPrefixes:
             raise UserError(f"{path} has no {PREFIXES}: {advice}")
         try:
             with safe_open(file, framework="pt") as opened:
-                facts = opened.metadata() or {}
+                facts = json.loads((opened.metadata() or {})[FACTS])
                 keys, values = (opened.get_tensor(name) for name in ("keys", "values"))
-            attributes = tuple(json.loads(facts["attributes"]))
+            attributes = tuple(map(str, facts["attributes"]))
             found = cls(path, attributes, keys, values, facts["model"], facts["model_hash"])
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())[:120]
@@ -59,12 +60,11 @@ class SavedPrefixes:
     def write(self, file: Path) -> None:
         """Write the prefixes to a file."""
         facts = {
-            "format": "pt",
-            "attributes": json.dumps(self.attributes),
+            "attributes": self.attributes,
             "model": self.model_name,
             "model_hash": self.model_hash,
         }
-        save_file({"keys": self.keys, "values": self.values}, file, facts)
+        save_file({"keys": self.keys, "values": self.values}, file, {FACTS: json.dumps(facts)})
 
     def prefix(self, attribute: str) -> KeyValuePrefix:
         """Return the prefix of an attribute."""

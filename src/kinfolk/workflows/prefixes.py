@@ -4,6 +4,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,6 +110,9 @@ def learn_prefixes(
         train=DEFAULT_TRAIN,
     )
     recipe = fit_settings(apply_overrides(recipe, overrides), backbone.config, overrides)
+    messages = source.messages() if isinstance(source, TaskDataset) else ()
+    for message, callback in product(messages, callbacks):
+        callback.on_message(message)
     run = Run.start(PrefixWorkload(recipe, backbone, tokenizer, callbacks), out, callbacks)
     with exclusive_run(out):
         return run.fit()
