@@ -32,7 +32,7 @@ ATTRIBUTES = ("0", "1")  # negative and positive, as in SST-2
 ARMS: dict[str, dict[str, Any] | None] = {
     "no prefix": None,
     "labelled": {},
-    "labelled, likelihood alone": {"lm_weight": 1.0, "discriminative_weight": 0.0},
+    "labelled, equal weights": {"lm_weight": 0.5, "discriminative_weight": 0.5},
     "latent": {"latent": True},
 }
 RESAMPLES = 1000
@@ -85,7 +85,7 @@ def train_bert(options: argparse.Namespace) -> Any:
     run = options.out / "bert"
     if not (run / "scores.json").is_file():
         rows = options.sst2 / "dev.tsv"
-        kinfolk.finetune("bert/tiny", rows, run, epochs=8, lr=1e-3, device=options.device)
+        kinfolk.finetune("bert/tiny", rows, run, epochs=4, lr=1e-3, device=options.device)
     return kinfolk.load_predictor(run, device=options.device)
 
 
@@ -101,6 +101,7 @@ def learn(options: argparse.Namespace, decoder: Path, arm: str, phrases: Path) -
     shared = {"steps": options.prefix_steps, "lr": options.prefix_lr, "device": options.device}
     every = max(1, options.prefix_steps // 5)
     shared |= {"eval_every": every, "save_every": every, "warmup": options.prefix_steps // 10}
+    shared |= {"batch_size": 256, "eval_batches": 4}
     train = None if latent else options.sst2 / "train.tsv.gz"
     source = {"text": phrases} if latent else {}
     given = dict(setting.split("=", 1) for setting in options.settings)
@@ -262,7 +263,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=2000, help="of pretraining")
     parser.add_argument("--lr", type=float, default=3e-3, help="of pretraining")
-    parser.add_argument("--prefix-steps", type=int, default=1500)
+    parser.add_argument("--decoder", type=Path, help="a model in place of a new one")
+    parser.add_argument("--prefix-steps", type=int, default=150, help="of 256 texts")
     parser.add_argument("--prefix-lr", type=float, default=5e-3)
     parser.add_argument("--settings", nargs="*", default=[], help="such as prefix_length=20")
     parser.add_argument("--texts", type=int, default=20, help="for each prompt and attribute")
@@ -282,7 +284,9 @@ def main(words: Sequence[str] | None = None) -> None:
     half = len(reviews) // 2
     phrases = options.out / "phrases.txt"
     phrases.write_text("\n".join(text for text, _ in train) + "\n", encoding="utf-8")
-    decoder = pretrain_decoder(options, [t for t, _ in train], [t for t, _ in reviews[:half]])
+    decoder = options.decoder or pretrain_decoder(
+        options, [t for t, _ in train], [t for t, _ in reviews[:half]]
+    )
     judges = Judges(options, decoder, reviews[half:])
     real = rows(options.sst2 / "test.tsv")
     results = [{"arm": "real sentences", **score(judges, real), "seconds": 0.0}]

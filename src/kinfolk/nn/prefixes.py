@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache, Output, TensorTree, TokenTargets, tree_map
+from kinfolk.nn.embeddings import LinearLogits
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.nn.losses import chunk_rows
+from kinfolk.nn.losses import frozen_logprobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +95,17 @@ class Prefixes(nn.Module):
             nn.Linear(embedding_size, 2 * layers * heads * head_dim),
         )
 
+    @torch.no_grad()
+    def start_from(self, keys: Tensor, values: Tensor) -> None:
+        """Let all slots begin near the states of one token, each (layers, heads, head_dim).
+
+        Attention to it is what the network is used to, so that a text is hardly changed at first.
+        """
+        last = self.mlp[2]
+        assert isinstance(last, nn.Linear)
+        last.weight.normal_(std=0.02)
+        last.bias.copy_(torch.stack([keys, values]).flatten())
+
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return keys and values, each (layers, attributes, heads, length, head_dim)."""
         attributes, length, _ = self.embeddings.shape
@@ -119,6 +130,7 @@ class PrefixedModel(LanguageModel):
         *,
         length: int,
         embedding_size: int,
+        start_id: int,  # the token that begins a text
         latent: bool = False,
     ) -> None:
         super().__init__()
@@ -126,6 +138,12 @@ class PrefixedModel(LanguageModel):
         self.backbone = backbone.requires_grad_(False).eval()
         self.prefixes = Prefixes(self.config, attributes, length, embedding_size)
         self.encoder = nn.Linear(self.config.hidden_size, embedding_size) if latent else None
+        cache = KVCache(1)
+        start = Inputs.from_ids(torch.tensor([[start_id]]), causal=True)
+        with torch.no_grad():
+            backbone(replace(start, cache=cache).append_to_cache())
+        states = zip(*(layer.buffers() for layer in cache.layers.values()), strict=True)
+        self.prefixes.start_from(*(torch.stack(part)[:, 0, :, 0] for part in states))
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the prefixes; the frozen network stays without dropout."""
@@ -162,19 +180,11 @@ class PrefixedModel(LanguageModel):
     ) -> Tensor:
         """Return the log-likelihood of every text after each prefix: (attributes, texts)."""
         hidden = self.forward_prefixes(inputs, max_documents)
-        each = torch.stack([self.token_logprobs(tokens.gather(h), tokens.labels) for h in hidden])
-        return each.new_zeros(len(hidden), texts).index_add(1, text_ids, each)
-
-    def token_logprobs(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Return the log-probability of each label; the logits of a chunk are computed twice."""
-        size = chunk_rows(len(labels), self.config.vocab_size, hidden.is_cuda)
-
-        def logprobs(part: Tensor, target: Tensor) -> Tensor:
-            logits = self.backbone.lm_logits(part).logits().float()
-            return logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
-
-        chunks = zip(torch.split(hidden, size), torch.split(labels, size), strict=True)
-        return torch.cat([checkpoint(logprobs, *chunk, use_reentrant=False) for chunk in chunks])
+        logits = self.backbone.lm_logits(torch.cat([tokens.gather(each) for each in hidden]))
+        assert isinstance(logits, LinearLogits) and logits.bias is None
+        labels = tokens.labels.repeat(len(hidden))
+        each = frozen_logprobs(logits.hidden, logits.weight, labels, logits.vocab_size)
+        return each.new_zeros(len(hidden), texts).index_add(1, text_ids, each.view(len(hidden), -1))
 
     def attribute_logits(
         self, inputs: Inputs, tokens: TokenTargets, text_ids: Tensor, texts: int

@@ -22,6 +22,7 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.prefixes import KeyValuePrefix, PrefixedModel
 from kinfolk.tasks.dataset import RowSource, TaskDataset, task_dataset
 from kinfolk.tasks.formulations.base import Instance
+from kinfolk.tasks.formulations.sequences import causal_special_tokens
 from kinfolk.tasks.instances import TaskBatches
 from kinfolk.tasks.prefix_config import MAX_ATTRIBUTES, PrefixConfig
 from kinfolk.tasks.prefixes import LabelledPrefixes, LatentPrefixes, text_instance
@@ -219,6 +220,7 @@ class PrefixWorkload(Workload):
             len(recipe.attributes),
             length=c.prefix_length,
             embedding_size=c.embedding_size,
+            start_id=causal_special_tokens(tokenizer.special_tokens)[0],
             latent=latent,
         )
         self.device = select_device(self.train.device)

@@ -140,7 +140,9 @@ def prefixed(name: str, *, latent: bool = False, attributes: int = 3) -> Prefixe
     """Put prefixes before a frozen network."""
     backbone = network(name)
     torch.manual_seed(3)
-    model = PrefixedModel(backbone, attributes, length=4, embedding_size=8, latent=latent)
+    model = PrefixedModel(
+        backbone, attributes, length=4, embedding_size=8, start_id=2, latent=latent
+    )
     return model.train()
 
 
