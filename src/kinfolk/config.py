@@ -34,9 +34,9 @@ FAMILY_NAMES = [row["name"] for row in json.loads(FAMILY_INDEX.read_text(encodin
 # general type hint: `model: Any = field(group="model")`.
 TYPES: dict[str, dict[str, str]] = {
     "recipe": {
-        "prefixes": "kinfolk.workflows.prefix_recipe",
         "pretrain": "kinfolk.workflows.recipe",
         "finetune": "kinfolk.workflows.finetune_recipe",
+        "prefixes": "kinfolk.workflows.prefix_recipe",
         "stages": "kinfolk.workflows.stages",
     },
     "train": {"train": "kinfolk.training.config"},

@@ -22,7 +22,7 @@ from kinfolk.workflows.folders import check_model_folder, check_new_folder
 # Defaults and settings of this command, where they differ from those of pretraining.
 DEFAULTS = {
     "steps": "1,000",
-    "lr": "0.005",
+    "lr": "0.001",
     "schedule": "linear",
     "min_lr_ratio": "0",
     "warmup": "100",

@@ -45,8 +45,11 @@ class PrefixTargets(TensorTree):
 def text_instance(
     text: str, attribute: int | None, tokenizer: Tokenizer, max_length: int
 ) -> Instance:
-    """Return a text as a decoder reads it; the end of a text that is cut is not predicted."""
-    ids = tokenizer.offsets(text)[0]
+    """Return a text as a decoder reads it; the end of a text that is cut is not predicted.
+
+    Spaces around it, which cells of tables may have, are not part of it.
+    """
+    ids = tokenizer.offsets(text.strip())[0]
     kept = ids[: max_length - 1]  # and the start token
     end = len(kept) == len(ids)
     example = build_example("decoder", tokenizer.special_tokens, [], kept, end=end)
