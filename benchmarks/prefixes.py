@@ -32,7 +32,7 @@ ATTRIBUTES = ("0", "1")  # negative and positive, as in SST-2
 ARMS: dict[str, dict[str, Any] | None] = {
     "no prefix": None,
     "labelled": {},
-    "labelled, equal weights": {"lm_weight": 0.5, "discriminative_weight": 0.5},
+    "labelled, more contrast": {"lm_weight": 1.0, "discriminative_weight": 5.0},
     "latent": {"latent": True},
 }
 RESAMPLES = 1000
