@@ -175,6 +175,7 @@ def generate(
         tokenizer,
         prompts,
         max_new_tokens=options.new_tokens,
+        min_new_tokens=options.new_tokens,  # a sentiment cannot be told from two words
         top_p=options.top_p,
         add_bos_token=True,
         seed=seed,
@@ -268,7 +269,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prefix-lr", type=float, default=1e-3)
     parser.add_argument("--settings", nargs="*", default=[], help="such as prefix_length=20")
     parser.add_argument("--texts", type=int, default=20, help="for each prompt and attribute")
-    parser.add_argument("--new-tokens", type=int, default=24)
+    parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--top-p", type=float, default=0.9)
     parser.add_argument("--arms", nargs="*", default=list(ARMS))
     parser.add_argument("--device", default="cpu")
