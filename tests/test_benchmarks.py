@@ -1,7 +1,10 @@
 """The benchmarks run, compare the same work, and end with the figures that are asked of them."""
 
+import gzip
 import importlib.util
 import json
+import lzma
+import random
 import runpy
 import sys
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
+from support.learnable import classify
 from support.runs import text
 
 pytest.importorskip("transformers")
@@ -353,3 +357,34 @@ def test_a_dictionary_is_learned_from_pairs_of_sentences(tmp_path: Path) -> None
     main([str(table), "-o", str(out)])
     found = dict(line.split("\t") for line in out.read_text(encoding="utf-8").splitlines())
     assert {word: found[word] for word in names} == names
+
+
+def test_prefixes_ends_with_a_line_for_each_arm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(0)
+    rows = [classify(rng) for _ in range(240)]
+    names = {"good": "1", "bad": "0"}
+
+    def table(header: str, rows: list[dict[str, Any]], *, label_first: bool = False) -> bytes:
+        cells = [(row["sentence"], names[row["label"]]) for row in rows]
+        lines = ["\t".join(pair[::-1] if label_first else pair) for pair in cells]
+        return "\n".join([header, *lines]).encode() + b"\n"
+
+    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(table("sentence\tlabel", rows)))
+    for name in ("dev.tsv", "test.tsv"):
+        (tmp_path / name).write_bytes(table("sentence\tlabel", rows[:60]))
+    reviews = table("label\ttext", rows, label_first=True)
+    (tmp_path / "train.tsv.xz").write_bytes(lzma.compress(reviews))
+    (tmp_path / "wiki.txt").write_text(text(), encoding="utf-8")
+    sizes = "--model gpt2/nano --vocab 400 --steps 20 --prefix-steps 5 --texts 1 --new-tokens 6"
+    folders = f"--sst2 {tmp_path} --imdb {tmp_path} --wiki {tmp_path}/wiki.txt --out {tmp_path}/out"
+    module = runpy.run_path(str(FILE.with_name("prefixes.py")))
+    module["main"]([*sizes.split(), *folders.split()])
+    lines = capsys.readouterr().out.splitlines()
+    found = {row["arm"]: row for row in (json.loads(x) for x in lines if x.startswith("{"))}
+    assert found.keys() == {"real sentences", *module["ARMS"]}
+    for row in found.values():
+        assert 0 <= row["tfidf"][1] <= row["tfidf"][0] <= row["tfidf"][2] <= 1
+        assert row["perplexity"][0] > 1 and 0 < row["distinct-1"] <= 1
+    assert lines[-1].startswith("latent")

@@ -24,6 +24,7 @@ Training
     lr_find           try rising learning rates, and suggest one
     pretrain          train a model by a recipe
     finetune          train a model on labelled rows
+    learn_prefixes    train prefixes of attributes for a frozen model
     resume            continue an interrupted run
     finetune_in_stages, resume_stages   text of the task first, then its labels
     verify_resume     kill a run, resume it, and compare it with an uninterrupted one
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.neurons import neurons
     from kinfolk.workflows.plan import plan
     from kinfolk.workflows.predict import load_predictor, predict
+    from kinfolk.workflows.prefixes import learn_prefixes
     from kinfolk.workflows.pretrain import pretrain, resume
     from kinfolk.workflows.probe_curves import probe
     from kinfolk.workflows.recipe import Recipe, recipe
@@ -104,6 +106,7 @@ __all__ = [
     "generate",
     "inspect",
     "isotropy",
+    "learn_prefixes",
     "load",
     "load_predictor",
     "logits",
@@ -153,6 +156,7 @@ _MODULES = {
     "workflows.neurons": ["neurons"],
     "workflows.plan": ["plan"],
     "workflows.predict": ["load_predictor", "predict"],
+    "workflows.prefixes": ["learn_prefixes"],
     "workflows.pretrain": ["pretrain", "resume"],
     "workflows.probe_curves": ["probe"],
     "workflows.recipe": ["Recipe", "recipe"],

@@ -36,6 +36,7 @@ TYPES: dict[str, dict[str, str]] = {
     "recipe": {
         "pretrain": "kinfolk.workflows.recipe",
         "finetune": "kinfolk.workflows.finetune_recipe",
+        "prefixes": "kinfolk.workflows.prefix_recipe",
         "stages": "kinfolk.workflows.stages",
     },
     "train": {"train": "kinfolk.training.config"},
@@ -94,6 +95,7 @@ TYPES: dict[str, dict[str, str]] = {
     },
     "file": {
         "labelled_file": "kinfolk.tasks.dataset",
+        "text_lines": "kinfolk.tasks.unlabelled",
         "unlabelled_text": "kinfolk.tasks.unlabelled",
     },
     "": {  # fields of the others
@@ -102,6 +104,7 @@ TYPES: dict[str, dict[str, str]] = {
         "format": "kinfolk.tasks.formats.base",
         "generation": "kinfolk.generation.config",
         "pooling": "kinfolk.nn.language_model",
+        "prefix_config": "kinfolk.tasks.prefix_config",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
         "task_views": "kinfolk.nn.views",

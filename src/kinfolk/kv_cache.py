@@ -114,6 +114,15 @@ class KVCache:
         unpacked: Literal["causal"] | None = "causal" if self._unpacked else None
         return AttentionMask(document_ids, key_order, key_order, unpacked)
 
+    def fill(self, keys: Tensor, values: Tensor, attention_mask: AttentionMask) -> None:
+        """Append slots that no token fills: a prefix, under the mask of these slots.
+
+        Keys and values are (layers, batch, heads, length, head_dim).
+        """
+        self.append_mask(attention_mask)
+        for layer_idx, (key, value) in enumerate(zip(keys, values, strict=True)):
+            self.layer(layer_idx).update(key, value)
+
     def reorder(self, beam_idx: Tensor) -> None:
         """Select rows of the batch, in this order (beam search)."""
         for cache in self.layers.values():

@@ -12,6 +12,8 @@ import zstandard
 from safetensors.torch import save_file
 
 from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.prefix_files import SavedPrefixes
+from kinfolk.workflows.prefixes import learn_prefixes
 from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
 from support.bad_json import edited, json_mistakes
 from support.runs import Home, Kinfolk, one_sentence
@@ -654,6 +656,60 @@ MISTAKES = [
         "evaluate {classifier} --test {labels} --num-sentences 2",
         "--num-sentences applies to extractive summarization, not to classify",
     ),
+    # Prefixes.
+    ("prefixes {gpt2} -o {new}", "pass either --train FILE with labels or --text FILE without"),
+    ("prefixes {gpt2} --text {text} --train {labels} -o {new}", "pass either --train FILE with"),
+    ("prefixes {gpt2} --text {text}", "missing -o RUN"),
+    ("prefixes --text {text} -o {new}", "missing MODEL"),
+    (
+        "prefixes {bert} --train {labels} -o {new}",
+        "bert models do not support prefixes (families that do: gpt, gpt2, gpt3)",
+    ),
+    ("prefixes {t5} --text {text} -o {new}", "t5 models do not support prefixes"),
+    ("prefixes {tuned} --train {labels} -o {new}", "the model was fine-tuned: its task head"),
+    ("prefixes {gpt2} --train {bad}/one.tsv -o {new}", "have the label good: classification need"),
+    ("prefixes {gpt2} --train {bad}/pairs.tsv -o {new}", "was detected as write"),
+    ("prefixes {gpt2} --train {bad}/empty.txt -o {new}", "{bad}/empty.txt"),
+    ("prefixes {gpt2} --train {tmp}/none -o {new}", "no such file: {tmp}/none"),
+    ("prefixes {gpt2} --text {bad}/empty.txt -o {new}", "{bad}/empty.txt has no text: give a fil"),
+    ("prefixes {gpt2} --text {bad}/blank.txt -o {new}", "{bad}/blank.txt has no text: give a fil"),
+    ("prefixes {gpt2} --text {bad}/latin.txt -o {new}", "{bad}/latin.txt is not UTF-8 at byte 13"),
+    ("prefixes {gpt2} --text {text} --attributes 1 -o {new}", "attributes=1: it must be from 2"),
+    ("prefixes {gpt2} --text {text} --columns 1,2 -o {new}", "dev and columns are of labelled"),
+    ("prefixes {gpt2} --train {labels} --attributes 2 -o {new}", "attributes is for text without"),
+    (
+        "prefixes {gpt2} --train {labels} --prefix-length 0 -o {new}",
+        "--prefix-length=0: it must be at least 1",
+    ),
+    ("prefixes {gpt2} --train {labels} --length 999 -o {new}", "reads at most 32 tokens; lower it"),
+    ("prefixes {gpt2} --train {labels} train.parallel=fsdp -o {new}", "does not apply to prefixes"),
+    ("prefixes --resume {gpt2}", "is a run of pretrain: use kinfolk pretrain --resume"),
+    ("pretrain --resume {prefixes}", "is a run of prefixes: use kinfolk prefixes --resume"),
+    ("prefixes --resume {prefixes}", "is complete (1 steps)"),
+    ("verify-resume {prefixes}", "is a run of prefixes: give a run of pretraining or fine-tuning"),
+    ("generate {prefixes} The", "{prefixes} holds prefixes, not a model: give the model that"),
+    (
+        "generate {gpt2} The --prefix-from {prefixes} --attribute happy",
+        "{prefixes} has no attribute 'happy': choose one of bad, good",
+    ),
+    ("generate {gpt2} The --attribute good", "named by its run and its attribute: pass both"),
+    ("generate {gpt2} The --prefix-from {prefixes}", "named by its run and its attribute: pass bo"),
+    (
+        "generate {gpt2} The --prefix-from {tmp} --attribute good",
+        "{tmp} has no prefixes.safetensors: give a run of kinfolk prefixes",
+    ),
+    (
+        "generate {gpt2} The --prefix-from {bad}/prefixes --attribute good",
+        "{bad}/prefixes were learned for another model, runs/other: use that model, or learn",
+    ),
+    (
+        "generate {corpus} The --prefix-from {prefixes} --attribute good",
+        "ngram models do not support prefixes (families that do: gpt, gpt2, gpt3)",
+    ),
+    (
+        "generate {t5} The --prefix-from {prefixes} --attribute good",
+        "t5 models do not support prefixes",
+    ),
     # What strangers bring.
     ("generate {gpt2} --prompts {bad}/empty.txt", "{bad}/empty.txt has no prompts: pass a file"),
     ("generate {gpt2} --prompts {bad}", "{bad} is a folder: pass a file with one JSON object"),
@@ -823,6 +879,12 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "single.tsv").write_text("article\tsummary\n" + "A cat sat.\tA cat.\n" * 12)
     (folder / "articles.tsv").write_text("article\tsummary\n" + "A cat. A dog.\tA dog.\n" * 12)
     (folder / "words.txt").write_text("cat chat\ndog\n")
+    (folder / "one.tsv").write_text("text\tlabel\n" + "a film\tgood\n" * 20)
+    (folder / "prefixes").mkdir()
+    zeros = torch.zeros(2, 2, 2, 3, 5)
+    SavedPrefixes(folder, ("bad", "good"), zeros, zeros.clone(), "runs/other", "0" * 64).write(
+        folder / "prefixes" / "prefixes.safetensors"
+    )
     for name in ("foreign", "pointer", "integers"):
         (folder / name).mkdir()
     for name in ("pointer", "integers"):
@@ -871,6 +933,13 @@ def classifier(runs: dict[str, Path], labels: Path, tmp_path_factory: Any) -> Pa
     return finetune(str(runs["bert"]), labels, out, steps=1, device="cpu")
 
 
+@pytest.fixture(scope="session")
+def prefixes(runs: dict[str, Path], labels: Path, tmp_path_factory: Any) -> Path:
+    """Learn prefixes for the GPT-2 in a step."""
+    out = tmp_path_factory.mktemp("prefixes") / "run"
+    return learn_prefixes(runs["gpt2"], labels, out, steps=1, device="cpu")
+
+
 def snapshot(*folders: Path) -> dict[Path, tuple[int, int]]:
     """Return the size and time of everything in folders, with the folders in them."""
     paths = [path for folder in folders for path in folder.rglob("*")]
@@ -893,6 +962,7 @@ def test_a_mistake_is_one_sentence(
     labels: Path,
     tuned: Path,
     classifier: Path,
+    prefixes: Path,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -906,6 +976,7 @@ def test_a_mistake_is_one_sentence(
         "labels": labels,
         "new": tmp_path / "deep" / "new",
         "other": other.folder,
+        "prefixes": prefixes,
         "text": home.text,
         "tmp": tmp_path,
         "tok": home.tokenizer,
@@ -916,7 +987,7 @@ def test_a_mistake_is_one_sentence(
         edited(word, folders, changed) if word.startswith("@") else word.format(**folders)
         for word in words.split(" ")
     ]
-    inputs = (home.folder, labels.parent, bad, other.folder, tuned, changed)
+    inputs = (home.folder, labels.parent, bad, other.folder, tuned, prefixes, changed)
     before = snapshot(*inputs)
     monkeypatch.chdir(tmp_path)
     said = kinfolk(*arguments)

@@ -22,6 +22,7 @@ COMMANDS = (
     "merge",
     "pretrain",
     "finetune",
+    "prefixes",
     "verify-resume",
     "lr-find",
     "predict",

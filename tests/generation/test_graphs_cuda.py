@@ -12,6 +12,7 @@ from kinfolk.families.t5 import T5Config
 from kinfolk.families.transformer import TransformerConfig
 from kinfolk.generation import cuda_graph
 from kinfolk.generation.config import GREEDY, GenerationConfig
+from kinfolk.nn.prefixes import KeyValuePrefix, prefix_shape
 from support.decoding import write
 
 pytestmark = [
@@ -59,6 +60,23 @@ def test_a_captured_turn_writes_what_the_loop_writes(
     assert [t.finished for t in captured] == [t.finished for t in plain]
     for one, other in zip(captured, plain, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "gpt3"])
+def test_a_captured_turn_after_a_prefix_writes_what_the_loop_writes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = CONFIGS[name].build().to("cuda")
+    layers, heads, head_dim = prefix_shape(model.config)
+    first, second = (KeyValuePrefix(*torch.randn(2, layers, heads, 5, head_dim)) for _ in range(2))
+    captured = write(model, PROMPTS, max_new_tokens=60, seed=5, prefix=first)
+    other = write(model, PROMPTS, max_new_tokens=60, seed=5, prefix=second)  # by the same graph
+    again = write(model, PROMPTS, max_new_tokens=60, seed=5, prefix=first)
+    monkeypatch.setattr(cuda_graph, "MIN_NEW_TOKENS", 10**6)
+    plain = write(model, PROMPTS, max_new_tokens=60, seed=5, prefix=first)
+    assert [t.ids for t in captured] == [t.ids for t in again] == [t.ids for t in plain]
+    assert [t.ids for t in captured] != [t.ids for t in other]
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -177,3 +177,23 @@ def test_a_chunk_is_at_least_one_row_and_at_most_all(rows: int, vocab: int) -> N
     size = chunk_rows(rows, vocab, False)
     assert 1 <= size <= max(rows, 1)
     assert size == 1 or size * vocab <= losses.CHUNK_LOGITS
+
+
+@pytest.mark.parametrize("chunk", [2**24, 40])
+def test_log_probabilities_under_a_frozen_weight_equal_a_softmax(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", chunk)
+    draws = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 6, generator=draws).double() for n in (7, 12))
+    labels, scale = torch.tensor([0, 3, 9, 9, 1, 2, 5]), torch.arange(7.0).double()
+    found, expected = (hidden.clone().requires_grad_() for _ in range(2))
+    logprobs = losses.frozen_logprobs(found, weight, labels, 10)
+    plain = (expected @ weight[:10].T).log_softmax(-1)[range(7), labels]
+    assert torch.allclose(logprobs, plain)
+    (scale @ logprobs).backward()
+    (scale @ plain).backward()
+    assert found.grad is not None and expected.grad is not None
+    assert torch.allclose(found.grad, expected.grad)
+    with torch.no_grad():
+        assert torch.equal(losses.frozen_logprobs(hidden, weight, labels, 10), logprobs)

@@ -40,6 +40,7 @@ REDUCTIONS = (
     (r"^make quickstart$", "kinfolk quickstart -o runs/quickstart"),  # what the target runs
     (r"^(kinfolk pretrain (?!--|ngram).*)$", r"\1 --steps 2 --batch 4"),
     (r"^(kinfolk finetune .*)$", r"\1 --epochs 1 --batch 8"),
+    (r"^(kinfolk prefixes (?!--).*)$", r"\1 --steps 2 --batch 4"),
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --length 16 --batch-size 4 --labels all --jobs 0"),
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --task-steps 2 --max-tokens 32 --samples 2"),
     (r"^(kinfolk compare (?!--resume).*)$", r"\1 --seeds 1"),

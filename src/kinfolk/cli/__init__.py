@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MODULES = (  # of the commands
     *("audit", "chat", "claims", "compare", "embed", "evaluate", "export", "finetune", "generate"),
     *("inspect", "isotropy", "lr_find", "members", "merge", "neurons", "plan", "predict"),
-    *("prepare", "pretrain", "probe", "push", "quickstart", "tokenizer", "translate"),
+    *("prefixes", "prepare", "pretrain", "probe", "push", "quickstart", "tokenizer", "translate"),
     "verify_resume",
 )
 

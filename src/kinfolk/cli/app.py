@@ -15,8 +15,8 @@ from kinfolk.version import __version__
 # Commands in the order of work, as `kinfolk --help` lists them.
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "merge", "plan", "lr-find", "pretrain"),
-    *("finetune", "verify-resume", "evaluate", "compare", "claims", "inspect", "isotropy", "probe"),
-    "neurons",
+    *("finetune", "prefixes", "verify-resume", "evaluate", "compare", "claims", "inspect"),
+    *("isotropy", "probe", "neurons"),
     *("generate", "fill", "chat", "translate", "summarize", "predict", "embed"),
     *("members", "import", "export", "push"),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kinfolk.cli.app import DEVICE, JSON, MODEL, TOKENIZER, USE, command, piped, readable
+from kinfolk.cli.app import DEVICE, JSON, MODEL, TOKENIZER, USE, command, option, piped, readable
 from kinfolk.cli.options import UsageError, field_options, option_name
 from kinfolk.cli.output import console, print_json, row_progress, saved_on_interrupt, visible
 from kinfolk.config import did_you_mean
@@ -20,6 +20,7 @@ from kinfolk.workflows.folders import check_model_folder
 if TYPE_CHECKING:
     from kinfolk.generation.generate import GeneratedText
     from kinfolk.nn.language_model import LanguageModel
+    from kinfolk.nn.prefixes import KeyValuePrefix
     from kinfolk.text.tokenizer import Tokenizer
 
 # The default settings of each method.
@@ -81,6 +82,10 @@ def generate(
     batch: int = typer.Option(16, max=2**16, help="Prompts per batch."),
     truncate: str | None = typer.Option(None, hidden=True),
     method: str | None = METHOD,
+    prefix_from: list[Path] | None = option(
+        "RUN", "Start with a prefix of this run of kinfolk prefixes. Repeat for several."
+    ),
+    attribute: list[str] | None = option("NAME", "Attribute of --prefix-from, one for each."),
     tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,
     device: str = DEVICE,
@@ -107,10 +112,17 @@ def generate(
     if text is not None:
         readable(text, "prompt")
 
-    from kinfolk.workflows.generate import load_generator
+    from kinfolk.workflows.generate import load_with_prefix
 
-    network, loaded = load_generator(model, device=device, precision=precision, tokenizer=tokenizer)
-    printer = Printer(network, loaded, config, json, logprobs)
+    network, loaded, prefix = load_with_prefix(
+        model,
+        prefix_from or (),
+        attribute or (),
+        device=device,
+        precision=precision,
+        tokenizer=tokenizer,
+    )
+    printer = Printer(network, loaded, config, json, logprobs, prefix)
     if prompts is not None:
         total = count_prompts(prompts)
         with row_progress("generate", total, hidden=sys.stdout.isatty()) as progress:
@@ -137,12 +149,13 @@ class Printer:
     config: GenerationConfig
     json: bool
     logprobs: bool
+    prefix: "KeyValuePrefix | None" = None
 
     def stream(self, prompt: str) -> None:
         """Print an output as it is generated."""
         from kinfolk.generation.generate import stream_text
 
-        chunks = stream_text(self.model, self.tokenizer, prompt, self.config)
+        chunks = stream_text(self.model, self.tokenizer, prompt, self.config, prefix=self.prefix)
         first = next(chunks, "")  # errors are raised here, before anything is printed
         try:
             for chunk in chain((self.shown(prompt), first), chunks):
@@ -155,7 +168,9 @@ class Printer:
         """Print all outputs of one prompt."""
         from kinfolk.generation.generate import generate_many
 
-        (outputs,) = generate_many(self.model, self.tokenizer, prompt, self.config)
+        (outputs,) = generate_many(
+            self.model, self.tokenizer, prompt, self.config, prefix=self.prefix
+        )
         if not self.json:
             print(for_terminal("\n\n".join(self.plain(prompt, output) for output in outputs)))
             return
@@ -183,7 +198,12 @@ class Printer:
                 yield prompt
 
         results = generate_many(
-            self.model, self.tokenizer, read(), self.config, batch_size=batch_size
+            self.model,
+            self.tokenizer,
+            read(),
+            self.config,
+            batch_size=batch_size,
+            prefix=self.prefix,
         )
         for index, outputs in enumerate(results):
             prompt = waiting.pop(0)

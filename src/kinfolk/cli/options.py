@@ -269,7 +269,7 @@ def check_resume(context: typer.Context, run: Path, kind: str) -> None:
             f"{run / 'recipe.json'}"
         )
     actual = read_type(run / "recipe.json")
-    if actual in ("pretrain", "finetune") and actual != kind:
+    if actual in ("pretrain", "finetune", "prefixes") and actual != kind:
         raise UsageError(f"{run} is a run of {actual}: use kinfolk {actual} --resume {run}")
 
 

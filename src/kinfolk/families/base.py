@@ -261,6 +261,7 @@ class Family:
         able = {
             "pretrain": bool(self.objectives),
             "generate": self.model.decoding is not None,
+            "prefixes": self.model.takes_prefix,
             "fill": self.model.can_fill,
             "export": self.hf is not None,
             "cross_view": self.formulation == "cross_view",

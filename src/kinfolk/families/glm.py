@@ -43,6 +43,7 @@ class GLM(GPTDecoder):
 
     config: GLMConfig
     decoding = "infilling"
+    takes_prefix = False  # its texts are filled in from both sides
     can_fill = True
     pooling = Pooling(token="first", activation="tanh")
 

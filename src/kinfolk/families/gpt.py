@@ -73,6 +73,7 @@ class GPTDecoder(LanguageModel):
     decoding: Decoding | None = "causal"
     pooling = Pooling(token="last", bias=False)
     pipelined = True
+    takes_prefix = True
 
     def __init__(self, c: Any) -> None:
         super().__init__()

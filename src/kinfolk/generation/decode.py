@@ -33,6 +33,7 @@ from kinfolk.generation.prompts import (
     tokens_left,
 )
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.prefixes import KeyValuePrefix
 from kinfolk.text.tokenizer import Tokenizer
 
 Row = tuple[int, int]  # the prompt that a row of the batch continues, and which of its outputs
@@ -51,6 +52,7 @@ class GenerationRequest:
     # The index of each prompt, on which its random numbers depend; else its index in the batch.
     prompt_indices: Sequence[int] | None = None
     max_new_tokens: Sequence[int] | None = None  # for each prompt, instead of the config's
+    prefix: KeyValuePrefix | None = None  # that every layer attends to before each prompt
     should_stop: Callable[[Sequence[int]], bool] | None = None  # called with the generated ids
     return_logprobs: bool = True  # log-probabilities; else logits, which are faster
 
@@ -63,6 +65,7 @@ class GenerationRequest:
         *,
         prompt_indices: Sequence[int] | None = None,
         max_new_tokens: Sequence[int] | None = None,
+        prefix: KeyValuePrefix | None = None,
         return_logprobs: bool = True,
     ) -> "GenerationRequest":
         """Put encoded prompts to one model together, with the constraints of a config."""
@@ -77,6 +80,7 @@ class GenerationRequest:
             should_stop=stop_on_strings(tokenizer, config.stop_strings),
             prompt_indices=prompt_indices,
             max_new_tokens=max_new_tokens,
+            prefix=prefix,
             return_logprobs=return_logprobs,
         )
 
@@ -88,6 +92,7 @@ class GenerationRequest:
         for text in (self.constraints.forced_prefix, *(self.constraints.allowed_ids or ())):
             check_ids(model, text, "prefix or allowed text")
         check_ids(model, sorted(self.eos_ids), "list of end-of-text tokens")
+        check_prefix(model, self.prefix)
 
     @property
     def indices(self) -> Sequence[int]:
@@ -158,12 +163,15 @@ class Decoder:
         source = None if request.encoder_ids is None else source_inputs(request.encoder_ids)
         two_stream = model.decoding == "two-stream"
         slots = max(lengths) + max(self.max_new_tokens) + two_stream
+        slots += 0 if request.prefix is None else request.prefix.length
         if self.device.type == "cuda":  # few sizes, so that captured graphs can be used again
             slots = -(-slots // 64) * 64
         inputs = prefill_inputs(
             request.prompts, source, KVCache(slots), request.blanks, two_stream=two_stream
         )
         self.inputs = inputs.to(self.device)
+        if request.prefix is not None and self.inputs.cache is not None:
+            request.prefix.fill(self.inputs.cache, self.inputs.attention_mask, cache_dtype(model))
         self.history = TokenHistory(request.prompts, max(self.max_new_tokens), self.device)
         self.hidden: Tensor | None = None  # (rows, tokens just read, hidden size)
         self.logits_processor = LogitsProcessor(
@@ -285,6 +293,27 @@ def check_sources(model: LanguageModel, prompts: TokenLists, sources: TokenLists
             "needs one source for each prompt"
         )
     check_prompts(model, sources, "source")
+
+
+def check_prefix(model: LanguageModel, prefix: KeyValuePrefix | None) -> None:
+    """Refuse a prefix for a model that takes none, or for one of another size."""
+    if prefix is None:
+        return
+    if not model.takes_prefix:
+        raise UserError(f"{model.family_name} models take no prefix: generate without it")
+    if not prefix.fits(model.config):
+        raise UserError(
+            "the prefix has other layers or heads than the model: use the model that it was "
+            "learned for"
+        )
+
+
+def cache_dtype(model: LanguageModel) -> torch.dtype:
+    """Return the type of the keys and values that a model computes."""
+    device = device_of(model).type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return next((weight.dtype for weight in model.parameters()), torch.float32)
 
 
 def check_blanks(

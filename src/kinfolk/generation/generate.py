@@ -33,6 +33,7 @@ from kinfolk.generation.prompts import (
 )
 from kinfolk.generation.sampling import sample_ids
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.prefixes import KeyValuePrefix
 from kinfolk.rng import uniforms
 from kinfolk.text.tokenizer import Tokenizer
 
@@ -126,14 +127,20 @@ def stream_text(
     config: GenerationConfig = GenerationConfig(),
     *,
     index: int = 0,
+    prefix: KeyValuePrefix | None = None,
 ) -> Iterator[str]:
     """Return one output as it is generated, chunk by chunk; a wrong prompt is refused at once.
 
-    Random numbers depend on the index of the prompt.
+    Random numbers depend on the index of the prompt. Every layer attends to `prefix` before it.
     """
     encoded = _encode(model, tokenizer, prompt, config) if isinstance(prompt, str) else prompt
     request = GenerationRequest.from_prompts(
-        [encoded], config, tokenizer, prompt_indices=[index], return_logprobs=False
+        [encoded],
+        config,
+        tokenizer,
+        prompt_indices=[index],
+        prefix=prefix,
+        return_logprobs=False,
     )
     steps = generate_steps(model, request)
     ids = (step.id for batch in steps for step in batch if not step.is_eos)
@@ -147,11 +154,13 @@ def generate_many(
     config: GenerationConfig = GenerationConfig(),
     *,
     batch_size: int = 16,
+    prefix: KeyValuePrefix | None = None,
 ) -> Iterator[list[GeneratedText]]:
     """Yield the outputs of each prompt, in the order of the prompts.
 
     Prompts of similar length share a batch. That changes outputs only by rounding: random numbers
-    depend on the index of the prompt. A string is one prompt.
+    depend on the index of the prompt. A string is one prompt. Every layer attends to `prefix`
+    before each prompt.
     """
 
     def encoded() -> Iterator[EncodedPrompt]:
@@ -164,7 +173,9 @@ def generate_many(
             except UserError as error:
                 raise UserError(f"prompt {number:,}: {error}") from error
 
-    return generate_batches(model, tokenizer, encoded(), config, batch_size=batch_size)
+    return generate_batches(
+        model, tokenizer, encoded(), config, batch_size=batch_size, prefix=prefix
+    )
 
 
 def transform_lines(
@@ -217,6 +228,7 @@ def generate_batches(
     *,
     batch_size: int,
     limit: Callable[[EncodedPrompt], int] | None = None,
+    prefix: KeyValuePrefix | None = None,
     on_progress: Callable[[int], None] = lambda prompts: None,
 ) -> Iterator[list[GeneratedText]]:
     """Yield the outputs of each prompt in order; prompts of similar length share a batch."""
@@ -232,7 +244,12 @@ def generate_batches(
             indices, batch = zip(*pairs, strict=True)
             limits = None if limit is None else list(map(limit, batch))
             request = GenerationRequest.from_prompts(
-                batch, config, tokenizer, prompt_indices=indices, max_new_tokens=limits
+                batch,
+                config,
+                tokenizer,
+                prompt_indices=indices,
+                max_new_tokens=limits,
+                prefix=prefix,
             )
             sequences = iter(generate_sequences(model, request))
             for index, prompt in zip(indices, batch, strict=True):

@@ -188,6 +188,8 @@ class LanguageModel(nn.Module):
     can_fill: bool = False  # it predicts masked tokens or spans from both sides
     gradient_free: str | None = None  # why it has no gradients; None: it is trained by them
     static_cache: bool = True  # one step over its cache has the same shapes as the next
+    # Its layers attend to cached keys and values wherever they come from (prefix tuning).
+    takes_prefix: bool = False
     # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
     static_shapes: bool = True
     # Its layers read the texts of a row one by one (recurrent networks): the data loader finds

@@ -140,6 +140,49 @@ class _CrossEntropy(torch.autograd.Function):
         )
 
 
+def frozen_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """Return log p(label) of each hidden state (n, hidden_size), under a weight that is frozen.
+
+    Rows of `weight` from `vocab_size` on are padding and have no effect.
+    """
+    if hidden.is_cuda and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    needs_grad = torch.is_grad_enabled() and hidden.requires_grad
+    return _FrozenLogprobs.apply(hidden, weight.detach(), labels, vocab_size, needs_grad)  # type: ignore[no-untyped-call]
+
+
+class _FrozenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, needs_grad: bool
+    ) -> Tensor:
+        size = chunk_rows(len(hidden), len(weight), hidden.is_cuda)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        found = [hidden.new_zeros(0, dtype=exact)]
+        d_hidden = [hidden[:0]]
+        for start in range(0, len(hidden), size):
+            part = hidden[start : start + size]
+            label = labels[start : start + size, None]
+            scores = (part @ weight.T).to(exact)
+            scores[:, vocab_size:] = float("-inf")
+            scores -= scores.amax(-1, keepdim=True)
+            chosen = scores.gather(1, label)
+            mass = scores.exp_().sum(-1, keepdim=True)
+            found.append((chosen - mass.log())[:, 0])
+            if needs_grad:  # d log p / d scores = one_hot(label) - softmax
+                error = scores.div_(-mass).scatter_add_(1, label, torch.ones_like(mass))
+                d_hidden.append(error.to(part.dtype) @ weight)
+        if needs_grad:
+            ctx.save_for_backward(torch.cat(d_hidden))
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> Any:
+        (d_hidden,) = ctx.saved_tensors
+        return (d_hidden * gradients[:, None]).to(d_hidden.dtype), None, None, None, None
+
+
 def _add(total: Tensor, part: Tensor) -> Tensor:
     """Add in place, except in compiled code: torch 2.11 would save the first value of `total`."""
     return total + part if torch.compiler.is_compiling() else total.add_(part)

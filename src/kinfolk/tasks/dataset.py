@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
@@ -29,6 +29,7 @@ class DataFrame(Protocol):
         """Return a dictionary for each row."""
 
 
+RowType = TypeVar("RowType")
 RowSource: TypeAlias = Path | str | DataFrame | Sequence[Any]  # a sequence of dictionaries
 
 
@@ -78,11 +79,7 @@ class TaskDataset:
         labelled = self._labelled_rows()
         if self.dev is not None:
             return labelled, self._dev_file_rows()
-        held_out = held_out_rows(labelled)
-        splits: tuple[list[Any], list[Any]] = [], []
-        for index, row in enumerate(labelled):
-            splits[index in held_out].append(row)
-        return splits
+        return split_rows(labelled)
 
     @cached_property
     def fingerprints(self) -> list[tuple[str, str]]:
@@ -261,6 +258,15 @@ def held_out_rows(rows: Sequence[Any]) -> set[int]:
         if index not in held_out and len(held_out) + len(group) <= count:
             held_out.update(group)
     return held_out or {*order[:count]}
+
+
+def split_rows(rows: Sequence[RowType]) -> tuple[list[RowType], list[RowType]]:
+    """Return the training rows, and those that are held out as dev rows, in their order."""
+    held_out = held_out_rows(rows)
+    splits: tuple[list[RowType], list[RowType]] = [], []
+    for index, row in enumerate(rows):
+        splits[index in held_out].append(row)
+    return splits
 
 
 def similar_labels(labels: Iterable[str]) -> list[list[str]]:

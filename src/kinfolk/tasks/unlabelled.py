@@ -9,11 +9,11 @@ from typing import Any
 
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.tasks.dataset import TaskDataset
+from kinfolk.tasks.dataset import TaskDataset, split_rows
 from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formats.match import match_format
-from kinfolk.tasks.rows import TaggedSentence
+from kinfolk.tasks.rows import LabelledText, TaggedSentence
 from kinfolk.tasks.task import task_class
 from kinfolk.text.segment import split_sentences, word_starts
 
@@ -75,6 +75,33 @@ class UnlabelledText:
                 f"row {row.number:,} of {file} has {len(row.texts)} texts, but the labelled rows "
                 f"have {1 + self.pairs}: give unlabelled rows in the format of the labelled file"
             )
+
+
+@config("text_lines")
+class TextLines:
+    """A file of text without labels, one text on each line."""
+
+    path: str = field(help="file of text")
+
+    @cached_property
+    def file(self) -> LabelledFile:
+        """The file."""
+        return LabelledFile(self.path)
+
+    @cached_property
+    def splits(self) -> tuple[list[LabelledText], list[LabelledText]]:
+        """The training texts and the dev texts, which are the same for every seed."""
+        numbered = ((number, line.strip()) for number, line in self.file.lines())
+        rows = [LabelledText((line,), None, number) for number, line in numbered if line]
+        self.file.release()
+        if not rows:
+            raise UserError(f"{self.path} has no text: give a file with one text on each line")
+        return split_rows(rows)
+
+    @property
+    def fingerprints(self) -> list[tuple[str, str]]:
+        """The path and the fingerprint of the file."""
+        return [(self.path, self.file.fingerprint)]
 
 
 class Sentences(Sequence[TaggedSentence]):

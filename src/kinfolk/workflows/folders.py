@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinfolk.config import suggestions
+from kinfolk.config import read_type, suggestions
 from kinfolk.errors import UserError
 from kinfolk.files import TRAINING_STATE, checksum_fault, folder_lock
 
@@ -173,6 +173,11 @@ def find_model_folder(path: Path | str) -> Path:
     path = check_model_folder(path)
     if path.is_file() or (path / "config.json").is_file():
         return path
+    if (path / "recipe.json").is_file() and read_type(path / "recipe.json") == "prefixes":
+        raise UserError(
+            f"{path} holds prefixes, not a model: give the model that they were learned for, and "
+            f"--prefix-from {path}"
+        )
     finetuned, best = (path / "scores.json").is_file(), path / "checkpoints" / "best"
     if finetuned and (path / "best").is_dir():
         return find_model_folder((path / "best").resolve())

@@ -1,6 +1,6 @@
 """Generation with a saved model: open it, then generate, stream or fill."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,12 +14,14 @@ from kinfolk.generation.fill import FILL_CONFIG, FillResult, fill_text
 from kinfolk.generation.generate import generate_many, stream_text
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.prefixes import KeyValuePrefix
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.text import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.baselines import load_or_fit
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import load, require_ability
+from kinfolk.workflows.prefix_files import open_prefix
 from kinfolk.workflows.recipe import recipe_of
 
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
@@ -36,6 +38,8 @@ NOT_FOR_FILL = (
 )
 
 Model = LanguageModel | Path | str
+PrefixRuns = Path | str | Sequence[Path | str] | None
+Attributes = str | Sequence[str] | None
 
 
 @overload
@@ -54,23 +58,41 @@ def generate(
 def generate(model: Path | str, tokenizer: str | list[str], **options: Any) -> Any: ...
 
 
-def generate(model: Any, tokenizer: Any = None, prompt: Any = None, **options: Any) -> Any:
+def generate(
+    model: Any,
+    tokenizer: Any = None,
+    prompt: Any = None,
+    *,
+    prefix_from: PrefixRuns = None,
+    attribute: Attributes = None,
+    **options: Any,
+) -> Any:
     """Return the text generated for a prompt, or a list of texts for a list of prompts.
 
     `generate(model, tokenizer, "Once upon", max_new_tokens=50, top_p=0.9)`. The model is what
     `kinfolk.load` returns or a folder; with a folder the tokenizer may be left out:
     `generate("runs/gpt2", "Once upon")`. The keyword arguments are the fields of
     `GenerationConfig`. With `num_return_sequences` above 1 a list is returned, the outputs of the
-    first prompt first.
+    first prompt first. `prefix_from` is a run of `learn_prefixes` for this model, and `attribute`
+    one of its attributes; or lists of as many of both.
     """
     config = GenerationConfig.from_options(options)
     network, tokenizer, prompt = _open_for("generate", model, tokenizer, prompt)
-    outputs = generate_many(network, tokenizer, prompt, config)
+    prefix = given_prefix(network, prefix_from, attribute)
+    outputs = generate_many(network, tokenizer, prompt, config, prefix=prefix)
     texts = [output.text for group in outputs for output in group]
     return texts[0] if isinstance(prompt, str) and len(texts) == 1 else texts
 
 
-def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **options: Any) -> Iterator[str]:
+def stream(
+    model: Any,
+    tokenizer: Any = None,
+    prompt: Any = None,
+    *,
+    prefix_from: PrefixRuns = None,
+    attribute: Attributes = None,
+    **options: Any,
+) -> Iterator[str]:
     """Return the text generated for one prompt as it comes, chunk by chunk.
 
     The arguments are those of `generate`.
@@ -81,7 +103,8 @@ def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **options: Any
     network, tokenizer, prompt = _open_for("stream", model, tokenizer, prompt)
     if not isinstance(prompt, str):
         raise UserError("stream takes one prompt: use generate for a list of prompts")
-    return stream_text(network, tokenizer, prompt, config)
+    prefix = given_prefix(network, prefix_from, attribute)
+    return stream_text(network, tokenizer, prompt, config, prefix=prefix)
 
 
 def fill(
@@ -106,6 +129,20 @@ def fill(
             "each mask: use candidates"
         )
     return fill_text(network, tokenizer, text, config, candidates=candidates)
+
+
+def given_prefix(
+    model: LanguageModel, runs: PrefixRuns, attributes: Attributes
+) -> KeyValuePrefix | None:
+    """Return the prefix of the given attributes, None where none is given."""
+    if not runs and not attributes:
+        return None
+    if not runs or not attributes:
+        raise UserError(
+            "a prefix is named by its run and its attribute: pass both, --prefix-from RUN and "
+            "--attribute NAME"
+        )
+    return open_prefix(model, runs, attributes)
 
 
 def _open_for(verb: str, model: Any, tokenizer: Any, text: Any) -> tuple[Any, Tokenizer, Any]:
@@ -145,6 +182,21 @@ def load_generator(
     model, tokenizer = load_or_fit(path, tokenizer)
     require_ability(model, "generate")
     return to_inference(model, device=device, precision=precision), tokenizer
+
+
+def load_with_prefix(
+    path: Path | str,
+    runs: Sequence[Path],
+    attributes: Sequence[str],
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    tokenizer: Tokenizer | Path | str | None = None,
+) -> tuple[Any, Tokenizer, KeyValuePrefix | None]:
+    """Open a model that generates and the prefix of its attributes, if any are given."""
+    model, loaded = load_generator(path, device="cpu", precision="fp32", tokenizer=tokenizer)
+    prefix = given_prefix(model, runs, attributes)  # before weights are quantized
+    return to_inference(model, device=device, precision=precision), loaded, prefix
 
 
 def load_seq2seq(

@@ -81,7 +81,7 @@ def require_ability(model: Any, ability: str) -> Any:
         raise UserError(
             f"{family.name} models do not support {ability} (families that do: {', '.join(others)})"
         )
-    if ability in ("generate", "fill") and model.pretrained is not model:
+    if ability in ("generate", "prefixes", "fill") and model.pretrained is not model:
         raise UserError(
             f"the model was fine-tuned: its task head predicts labels, so it cannot {ability}; use "
             "kinfolk predict, or the pretrained model"

@@ -38,6 +38,7 @@ from kinfolk.workflows.baselines import Baselines, score_mixture
 from kinfolk.workflows.counting import CountingStep
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder, exclusive_run
+from kinfolk.workflows.prefix_recipe import PrefixRecipe
 from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokenizer
 from kinfolk.workflows.report import recipe_baselines, write_report
 from kinfolk.workflows.run_samples import text_samples
@@ -72,12 +73,16 @@ def pretrain(
 
 
 def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
-    """Continue a run, of pretraining or of fine-tuning, from its newest valid checkpoint."""
+    """Continue a run of any kind from its newest valid checkpoint."""
     out = check_model_folder(out)
     recipe = read_json(out / "recipe.json")
     kind: type[Workload]
     if isinstance(recipe, Recipe):
         kind = workload_of(recipe)
+    elif isinstance(recipe, PrefixRecipe):
+        from kinfolk.workflows.prefixes import PrefixWorkload
+
+        kind = PrefixWorkload
     else:
         from kinfolk.workflows.finetune import FineTuneWorkload
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 # Fields that a resume must not change: the steps until then were done with their values.
 FIXED_FIELDS = (
-    *("model.", "objective.", "formulations.", "finetune.", "train.seed", "train.batch_size"),
+    *("model.", "objective.", "formulations.", "finetune.", "prefixes.", "attributes."),
+    *("train.seed", "train.batch_size"),
     *("train.gradient_accumulation", "train.optimizer", "layer_lr_decay"),
 )
 

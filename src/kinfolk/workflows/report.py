@@ -24,6 +24,7 @@ from kinfolk.training.provenance import Provenance
 from kinfolk.workflows.baselines import Baselines, CountableText
 from kinfolk.workflows.evaluate import parameter_count
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.prefix_recipe import PrefixRecipe
 from kinfolk.workflows.recipe import Recipe
 
 LOSS_TITLES = {
@@ -41,6 +42,10 @@ LOSS_TITLES = {
     "sop": "the order of two segments",
     "rtd": "which tokens are replaced",
     "label_smoothing": "what label smoothing adds",
+    "lm": "each token after the prefix of its text",
+    "discriminative": "which prefix a text belongs to",
+    "kl": "guessed attributes that are not equally likely",
+    "contrastive": "margin between the prefix of a text and the others",
     "label": "labels",
     "lm_auxiliary": "tokens of the labelled texts",
 }
@@ -54,6 +59,8 @@ def write_report(run: Path, baselines: Baselines | None = None, *, finished: boo
     recipe = read_json(run / "recipe.json")
     if isinstance(recipe, FineTuneRecipe):
         report, kind = finetuning_report(recipe, run), "finetune"
+    elif isinstance(recipe, PrefixRecipe):
+        report, kind = prefix_report(recipe, run), "prefixes"
     else:
         report = pretraining_report(recipe, run, baselines or recipe_baselines(recipe))
         kind = "pretrain"
@@ -219,6 +226,29 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
             for name, value in best_metrics(run).items()
         ],
         notes=scores.get("messages", ()),
+        alarms=alarm_messages(run),
+    )
+
+
+def prefix_report(recipe: PrefixRecipe, run: Path) -> Report:
+    """Gather the curves of prefixes, and how well they tell dev texts apart."""
+    evaluations = [e for e in read(run) if "accuracy" in e]
+    steps = [e["step"] for e in evaluations]
+    scores = [e["accuracy"] for e in evaluations]
+    return Report(
+        title=f"prefixes of {recipe.name}: {recipe.file.name}",
+        subtitle="Training and dev loss of each part, and texts told apart by their prefixes.",
+        facts=[
+            ("steps", f"{recipe.train.steps:,}"),
+            ("batch", f"{recipe.train.batch_size} texts"),
+            ("attributes", ", ".join(recipe.attributes)),
+            ("labels", "none" if recipe.dataset is None else "of each text"),
+            ("slots of a prefix", str(recipe.prefixes.prefix_length)),
+            ("frozen model", recipe.init_from),
+            *training_facts(recipe.train, run),
+        ],
+        panels=loss_panels(run, recipe.name, "dev", kind="lm", y="nats per token"),
+        metrics=[Series(metric_title("accuracy"), steps, scores)] if steps else [],
         alarms=alarm_messages(run),
     )
 

@@ -38,6 +38,7 @@ from kinfolk.training.run_differences import PARTS, counts, differences, digests
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import model_or_family
+from kinfolk.workflows.prefix_recipe import PrefixRecipe
 from kinfolk.workflows.pretrain import resume
 from kinfolk.workflows.recipe import CorpusSource, Recipe, finalize, recipe
 from kinfolk.workflows.step_timing import end_with_parent
@@ -145,6 +146,8 @@ def run_recipe(run: Path, *, given: bool) -> Recipe | FineTuneRecipe:
     if not (run / "recipe.json").is_file():
         raise UserError(f"{run} is not a run (no recipe.json): give a run, or FAMILY/SIZE")
     found = read_json(run / "recipe.json")
+    if isinstance(found, PrefixRecipe):
+        raise UserError(f"{run} is a run of prefixes: give a run of pretraining or fine-tuning")
     if not isinstance(found, Recipe | FineTuneRecipe):
         raise UserError(f"{run} is a run in stages: give the folder of a stage, {run}/task")
     return found
