@@ -141,7 +141,7 @@ class Inputs(TensorTree):
         """Return the masks of queries and keys of cross-attention: only documents matter.
 
         Padding attends to the document of the first encoder token: its row of the encoder may have
-        no padding, and kernels of CUDA return NaN for a query that attends to nothing.
+        no padding, and the softmax of a query that attends to nothing is not defined.
         """
         assert self.encoder_inputs is not None
         own = self.attention_mask.document_ids

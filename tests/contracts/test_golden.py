@@ -30,6 +30,7 @@ PRETRAINED = [f"{m.name} {way}" for m, way in PAIRS if m.model.gradient_free is 
 # Every task kind by a family made for it, and classification by each kind of formulation.
 FINETUNED = [
     *("bert classify", "bert regress", "bert choose", "bert tag", "bert span", "bert coref"),
+    "bert extract",
     *("t5 write", "gpt2 complete", "gpt2 lm"),
     *("gpt2 classify", "t5 classify", "glm classify", "xlnet classify", "bilstm classify"),
     *("cvt classify", "cvt tag"),

@@ -234,7 +234,7 @@ def test_workers_change_nothing(module: ModuleType) -> None:
 
 @OBJECTIVES
 def test_every_token_and_all_padding_attend_to_something(module: ModuleType) -> None:
-    # The softmax of a query without keys is NaN in some kernels, and NaN x 0 is NaN, too.
+    # The softmax of a query without keys is not defined: 0 in some kernels, NaN in others.
     feed = PackedDataset(objective(module), documents(), batch_size=2, seed=3)
     for number in range(len(feed)):
         inputs = feed[number].inputs

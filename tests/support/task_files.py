@@ -59,6 +59,18 @@ def questions(path: Path, count: int, seed: int) -> Path:
     return tables.questions(path.with_suffix(".json"), count, seed)
 
 
+def articles(path: Path, count: int, seed: int) -> Path:
+    """Write a table of articles of four sentences, one of which is the summary."""
+    rng, lines = random.Random(seed), ["article\tsummary"]
+    animals, places = ("cat", "dog", "bird", "horse"), ("barn", "garden", "kitchen", "field")
+    for _ in range(count):
+        sentences = [f"The {rng.choice(animals)} slept in the {rng.choice(places)}." for _ in "abc"]
+        summary = f"A {rng.choice(animals)} was found in the {rng.choice(places)}."
+        sentences.insert(rng.randrange(4), summary)
+        lines.append(f"{' '.join(sentences)}\t{summary}")
+    return tables.write(path.with_suffix(".tsv"), lines)
+
+
 # By the task kind as it is typed after --task.
 FILES: dict[str, Callable[[Path, int, int], Path]] = {
     "classify": classes,
@@ -70,4 +82,5 @@ FILES: dict[str, Callable[[Path, int, int], Path]] = {
     "complete": continuations,
     "lm": running_text,
     "coref": clusters,
+    "extract": articles,
 }
