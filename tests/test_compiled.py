@@ -99,6 +99,7 @@ def test_a_network_of_varying_shapes_runs_untraced_inside_a_traced_learner() -> 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 @pytest.mark.filterwarnings("ignore:TensorFloat32")  # float32 is meant to be exact here
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax")  # what the compiler does without
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("member", "way"), PAIRS)
 def test_block_sparse_attention_learns_what_the_dense_mask_does(member: str, way: str) -> None:
