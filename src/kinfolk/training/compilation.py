@@ -130,6 +130,6 @@ def failure_message(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     what = lines[0][:200] if lines else type(error).__name__
     return (
-        f"the model could not be compiled ({what}): the run goes on without, which is slower; "
+        f"the model could not be compiled ({what}): the run continues without, which is slower; "
         "train.compile=no does not try"
     )

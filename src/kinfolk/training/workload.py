@@ -152,10 +152,15 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     plan = plan_compilation(
         train, cuda=cuda, row_length=row_length, parameters=parameters, replays=replays
     )
+    fsdp = train.parallel == "fsdp"
+    block_sparse = plan.mode != "no" and not fsdp and cuda and row_length is not None
+    check_attention(work, block_sparse=block_sparse, half=cuda and bfloat16)
+    if train.master_weights == "yes":
+        check_master_weights(work, bfloat16=bfloat16)
     if train.checkpoint_activations == "yes":
         checkpoint_activations(model)
     shards = None
-    if train.parallel == "fsdp":
+    if fsdp:
         from kinfolk.training.sharding import Shards  # takes a second
 
         check_shardable(work)
@@ -179,12 +184,9 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         whole: torch.nn.Module = learner if work.processes.is_last_stage else model
         compiled = CompiledModules.of(plan.mode, whole, dynamic=row_length is None)
     work.compile_plan = plan
-    block_sparse = compiled is not None and cuda and row_length is not None
-    check_attention(work, block_sparse=block_sparse, half=cuda and bfloat16)
     optimizer = build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay)
     master_weights = None
     if train.master_weights == "yes":
-        check_master_weights(work, bfloat16=bfloat16)
         master_weights = MasterWeights(model, optimizer)
     return kind(
         learner,
