@@ -214,3 +214,12 @@ def test_operations_without_a_deterministic_algorithm_are_named_once() -> None:
     log = f"step.py:9: {warning}\nstep.py:9: {warning}\nother lines\n"
     assert workflow.unsure(log) == ["cumsum_cuda_kernel"]
     assert "deterministic algorithms where torch has them" in workflow.CUDA_NOTE
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "electra", "transformer_xl", "ulmfit"])
+def test_runs_on_cuda_resume_to_the_bit_with_deterministic_algorithms(name: str) -> None:
+    proof = workflow.verify_resume(f"{name}/nano", device="cuda")
+    assert proof.equal, proof.differences
+    assert any("deterministic algorithms" in note for note in proof.notes)
