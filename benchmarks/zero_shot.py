@@ -5,13 +5,17 @@ python benchmarks/zero_shot.py --data DATA --out runs/zero-shot --device cuda --
     --steps 20000 --pretrain-steps 20000 --batch 128 --test-rows 997
 
 A Transformer learns English-German (Multi30k, WMT) and English-Chinese (Tatoeba), in both
-directions, with a tag for the target language (Johnson et al. 2017). One starts from random
+directions, with a tag for the target language (Johnson et al. 2017). One model starts from random
 weights, one from span corruption (masked spans) of text in the three languages: a BERT encoder has
-other layers than the Transformer's and cannot start it. Both have one tokenizer and as many steps
-on pairs. German-Chinese and Chinese-German of FLORES and of the questions of XQuAD are translated
-directly and through English, beside copied sources and beside outputs that belong to other
-sentences, which show what a model scores that writes the language and does not read the source.
-Scores have 95% bootstrap intervals over sentences. A line of JSON for each score is appended to
+other layers than the Transformer's and cannot start it. A third has sentences without some of their
+words and the whole sentences as more pairs, en-en, de-de and zh-zh (after Siddhant et al. 2020):
+where every German source becomes English, a model need not read the tag. All have one
+tokenizer and as many steps on pairs.
+
+German-Chinese and Chinese-German of FLORES and of the questions of XQuAD are translated directly
+and through English, beside copied sources and beside outputs that belong to other sentences, which
+show what a model scores that writes the language and does not read the source. Scores have 95%
+bootstrap intervals over sentences. A line of JSON for each score is appended to
 OUT/scores.jsonl.
 """
 
@@ -30,9 +34,10 @@ from typing import Any
 LANGUAGES = {"en": "English", "de": "German", "zh": "Chinese"}
 FLORES = {"en": "eng_Latn", "de": "deu_Latn", "zh": "zho_Hans"}
 TRAINED, ZERO_SHOT = ("en-de", "de-en", "en-zh", "zh-en"), ("de-zh", "zh-de")
-VARIANTS = ("pairs alone", "spans, then pairs")
+VARIANTS = ("pairs alone", "spans, then pairs", "pairs and denoising")
 RESAMPLES, DEV_ROWS, LENGTH = 200, 200, 128
-ARTICLE_LINES = 60_000  # of each Wikipedia
+ARTICLE_LINES = 30_000  # of each Wikipedia
+NOISE = 0.3  # share of words that are left out
 # Moses-tokenized text: marks that stand apart join the word beside them.
 JOINED = (
     (r" ([.,;:!?%)\]”])", r"\1"),
@@ -111,6 +116,13 @@ def test_sets(data: Path, rows: int) -> dict[str, dict[str, Lines]]:
     return {"FLORES": flores, "XQuAD": {x: [asked[x][id] for id in ids[:rows]] for x in LANGUAGES}}
 
 
+def without_words(line: str, chance: random.Random) -> str:
+    """Leave out some words, or Chinese characters; at least one stays."""
+    units = line.split() if " " in line else [*line]
+    kept = [unit for unit in units if chance.random() >= NOISE] or units[:1]
+    return (" " if " " in line else "").join(kept)
+
+
 def write(lines: Lines, path: Path) -> Path:
     """Write lines to a file."""
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -128,11 +140,16 @@ def prepare_data(data: Path, work: Path, vocab: int) -> None:
             write([*side[:-DEV_ROWS]], work / f"{name}.{language}")
             write([*side[-DEV_ROWS:]], work / f"dev-{name}.{language}")
             text[language] += side[:-DEV_ROWS]
+    chance = random.Random(0)
+    for language, lines in text.items():
+        write([without_words(line, chance) for line in lines], work / f"noise-{language}.txt")
+        write(lines, work / f"whole-{language}.txt")
     for language in ("en", "zh"):
         articles = (line for line in read(data / f"wiki_{language}" / "train.txt.xz") if line)
         text[language] += [line for line, _ in zip(articles, range(ARTICLE_LINES), strict=False)]
     text["de"] += map(detokenized, read(data / "wmt_en_de_10k" / "val.de"))
-    files = [write(lines, work / f"text.{x}.txt") for x, lines in text.items()]
+    # A blank line ends a document.
+    files = [write(["\n\n".join(lines)], work / f"text.{x}.txt") for x, lines in text.items()]
     tokenizer = train_tokenizer(files, vocab_size=vocab, languages=[*LANGUAGES])
     tokenizer.save(work / "tokenizer")
     for language, file in zip(text, files, strict=True):
@@ -140,7 +157,7 @@ def prepare_data(data: Path, work: Path, vocab: int) -> None:
 
 
 def train(seed: int, said: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """Train both models on pairs; yield each variant with its run."""
+    """Train the models on pairs; yield each variant with its run."""
     import kinfolk
     from kinfolk.data.parallel_text import ParallelText
     from kinfolk.workflows.parallel import LanguagePair, MultilingualData
@@ -163,10 +180,14 @@ def train(seed: int, said: argparse.Namespace) -> Iterator[tuple[str, Path]]:
             for n, (source, target) in files.items()
         )
 
-    for variant in VARIANTS:
+    denoising = tuple(
+        LanguagePair(x, x, ParallelText(work / f"noise-{x}.txt", work / f"whole-{x}.txt"))
+        for x in LANGUAGES
+    )
+    for variant in said.variants.split("; "):
         run, start = work / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}", name
         begun = time.perf_counter()
-        if variant != VARIANTS[0]:
+        if variant == "spans, then pairs":
             start = str(work / f"spans-{seed}")
             if not Path(start).exists():
                 corpora = [work / f"text-{x}" for x in LANGUAGES]
@@ -177,7 +198,9 @@ def train(seed: int, said: argparse.Namespace) -> Iterator[tuple[str, Path]]:
                 pretrain(recipe, start)
         if not run.exists():
             texts = MultilingualData(
-                train=pairs(""), dev=pairs("dev-"), tokenizer=work / "tokenizer"
+                train=pairs("") + (denoising if "denoising" in variant else ()),
+                dev=pairs("dev-"),
+                tokenizer=work / "tokenizer",
             )
             prepare_translation_run(
                 start, texts, run, objective="pairs", length=LENGTH, settings=settings(said.steps)
@@ -267,6 +290,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=400, help="steps, at most a quarter of all")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--variants", default="; ".join(VARIANTS), help="apart by '; '")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--test-rows", type=int, default=200, help="sentences of each test set")
     said = parser.parse_args()

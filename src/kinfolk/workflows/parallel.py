@@ -97,7 +97,10 @@ class ParallelData(SentencePairs):
 
 @dataclass(frozen=True)
 class LanguagePair:
-    """Sentence pairs of two languages, from the first to the second."""
+    """Sentence pairs of two languages, from the first to the second.
+
+    Both may be the same: sentences with noise and without, which are taken in that direction alone.
+    """
 
     source: str
     target: str
@@ -113,8 +116,6 @@ class LanguagePair:
                 f"{option} {text}: write two languages and their files, such as "
                 "en-de=train.en,train.de or en-de=train.tsv"
             )
-        if match[1] == match[2]:
-            raise UserError(f"{option} {text}: a pair has two languages, and both are {match[1]}")
         return cls(match[1], match[2], ParallelText(source, next(iter(target), None)))
 
     @property
@@ -158,7 +159,10 @@ class MultilingualData(SentencePairs):
 
     def in_directions(self, pairs: Sequence[LanguagePair]) -> tuple[LanguagePair, ...]:
         """Return the pairs in both directions, or as given; each direction may occur once."""
-        chosen = pairs if self.one_way else [way for pair in pairs for way in (pair, pair.reverse)]
+        chosen: list[LanguagePair] = []
+        for pair in pairs:
+            alone = self.one_way or pair.source == pair.target
+            chosen += [pair] if alone else [pair, pair.reverse]
         names = [pair.name for pair in chosen]
         if twice := [name for name in names if names.count(name) > 1]:
             raise UserError(
