@@ -11,6 +11,7 @@ import torch
 
 import kinfolk as package
 from kinfolk.data.corpus import Corpus
+from kinfolk.data.datasets import MixtureDataset
 from kinfolk.data.parallel_text import pair_lengths
 from kinfolk.generation import generate as generation
 from kinfolk.generation.prompts import EncodedPrompt
@@ -143,6 +144,7 @@ def test_tags_are_in_the_encoder_input_of_mixed_batches_and_never_in_the_loss(ru
         assert not written & tags.keys()
     assert all(seen.values())
     # Rows of a batch take turns among the four directions.
+    assert isinstance(work.batches, MixtureDataset)
     assert {work.batches.schedule.locate(position)[0] for position in range(4)} == {0, 1, 2, 3}
 
 
