@@ -617,6 +617,20 @@ MISTAKES = [
     ("predict {tuned} {labels} --task-index 0", "--task-index"),
     ("translate {t5} {text} -o {text} --force", "{text} is an input"),
     ("summarize {t5} {text} -o {labels}", "{labels} already exists"),
+    # Several languages; tests/cli/test_multilingual.py has those of a trained model.
+    ("translate {t5} {text} --to de", "--to de does not apply to {t5}, which was not trained with"),
+    ("translate {t5} {text} --pivot en", "--pivot en does not apply to {t5}"),
+    ("evaluate {t5} --pair en-de={bad}/pairs.tsv", "was not trained with --pair"),
+    ("pretrain t5/nano --pair ende={bad}/pairs.tsv -o {new}", "write two languages and their file"),
+    ("pretrain t5/nano --pair en-de={bad}/empty.txt -o {new}", "no text pair in {bad}/empty.txt"),
+    (
+        "pretrain t5/nano --pair en-de={bad}/few.txt,{bad}/pairs.tsv -o {new}",
+        "{bad}/few.txt has 3 lines and {bad}/pairs.tsv has 20",
+    ),
+    (
+        "pretrain t5/nano --pair en-de={bad}/pairs.tsv --pair de-en={bad}/pairs.tsv -o {new}",
+        "the direction en-de is given twice: join the files of a pair",
+    ),
     ("summarize {t5} {bad}/long.txt", "line 1: the text has"),
     ("summarize {t5} {bad}/deep.jsonl", "line 1: the text has"),
     (

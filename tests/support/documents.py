@@ -259,6 +259,10 @@ def write_inputs(folder: Path) -> None:
     for name, count in {"train": 60, "val": 4}.items():
         source = lines(count)
         texts |= {f"{name}.en": source, f"{name}.de": source.upper()}
+    for name, count in {"tatoeba": 60, "test-de-zh": 4}.items():
+        texts[f"{name}.tsv"] = "".join(
+            f"{sentence(rng)}\t{chr(0x4E00 + i) * 3}{chr(0x4F00 + i)}\n" for i in range(count)
+        )
     texts["prompts.jsonl"] = "".join(json.dumps({"prompt": sentence(rng)}) + "\n" for _ in range(2))
     for name, count in {"train": 24, "dev": 12}.items():
         texts |= {f"glue/{task}/{name}.tsv": labelled(count) for task in ("cola", "sst2")}

@@ -40,7 +40,7 @@ from kinfolk.cli.output import (
     table,
     visible,
 )
-from kinfolk.cli.pretrain import PAIRS, PairOptions
+from kinfolk.cli.pair_options import PAIRS, ScoredPairOptions
 from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder, check_new_page
 
@@ -116,7 +116,7 @@ class FewShotOptions:
 @option_group("text", TextOptions, panel="Language modeling")
 @option_group("test", TestOptions)
 @option_group("few_shot", FewShotOptions, panel="Zero-shot and few-shot")
-@option_group("pairs", PairOptions, panel=PAIRS)
+@option_group("pairs", ScoredPairOptions, panel=PAIRS)
 def evaluate(
     model: Path | None = typer.Argument(
         None, metavar="MODEL", help="Run, checkpoint or model folder."
@@ -125,7 +125,7 @@ def evaluate(
     text: TextOptions,
     test: TestOptions,
     few_shot: FewShotOptions,
-    pairs: PairOptions,
+    pairs: ScoredPairOptions,
     samples: Path | None = option(
         "FILE", "Score generated texts without a model.", panel="Generated samples"
     ),
@@ -138,13 +138,14 @@ def evaluate(
     Decoders are scored by the likelihood of the text; encoders by its pseudo-likelihood, with one
     token masked at a time; encoder-decoders likewise by spans. Pseudo-likelihoods are not
     comparable with likelihoods. `--test` adds a 95% bootstrap interval and a report; `--samples`
-    measures distinct-n, repetition and self-BLEU, with `--corpus` also 3-gram perplexity.
+    measures distinct-n, repetition and self-BLEU, with `--corpus` also 3-gram perplexity. `--pair`
+    gives BLEU and chrF of each direction, beside those of copied sources.
     """
     if test.test is not None:
-        others = (text.corpus, text.text, samples, pairs.source, pairs.pairs)
+        others = (text.corpus, text.text, samples, pairs.source, pairs.pairs, pairs.pair)
         if model is None or any(value is not None for value in others):
             raise UsageError(
-                "--test needs MODEL and excludes --corpus, --text, --samples, --source and --pairs"
+                "--test needs MODEL and excludes --corpus, --text, --samples and sentence pairs"
             )
         evaluate_test(
             model,
@@ -163,7 +164,7 @@ def evaluate(
     for name, value in (few_shot.given | scored).items():
         if value is not None:
             raise UsageError(f"{option_name(name)} requires --test FILE")
-    parallel = pairs.parallel_data()
+    parallel = pairs.sentence_pairs()
     if samples is not None:
         if any(value is not None for value in (model, parallel, text.text, text.length, tokenizer)):
             raise UsageError(
@@ -176,12 +177,18 @@ def evaluate(
     if parallel is not None and (text.corpus is not None or text.text is not None):
         raise UsageError("sentence pairs cannot be combined with --corpus or --text")
     check_model_folder(model)
-    values: dict[str, float | int | str]
+    values: dict[str, Any]
     if parallel is not None:
         parallel.check()
         from kinfolk.workflows import translate
 
-        values = translate.evaluate(model, parallel, device=device, tokenizer=tokenizer)
+        values = translate.evaluate(
+            model, parallel, pivot=pairs.pivot, device=device, tokenizer=tokenizer
+        )
+        if parallel.directions and not json:
+            for line in translate.score_lines(values):
+                print_line(line)
+            return
     else:
         values = likelihood(model, text, device, tokenizer)
     if json:

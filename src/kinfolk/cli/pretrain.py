@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ import typer
 from kinfolk.cli.app import (
     JSON,
     MAX_TOKENS,
-    MAX_VOCAB,
     RESUME,
     RUN_FOLDER,
     TOKENIZER,
@@ -28,80 +26,19 @@ from kinfolk.cli.options import (
     check_resume,
     field_options,
     option_group,
-    option_name,
 )
 from kinfolk.cli.output import duration, note, print_json, print_line, print_table, table
+from kinfolk.cli.pair_options import PAIRS, TranslationOptions
 from kinfolk.config import apply_overrides, as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_new_folder, model_or_family
 
 if TYPE_CHECKING:
-    from kinfolk.data.parallel_text import ParallelText
-    from kinfolk.workflows.parallel import ParallelData
+    from kinfolk.workflows.parallel import SentencePairs
     from kinfolk.workflows.recipe import CorpusShare, Recipe
 
 KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")  # of a recipe, beside train
-PAIRS = "Sentence pairs (translation)"
-
-
-@dataclass(frozen=True)
-class PairOptions:
-    """Options that name sentence pairs."""
-
-    source: Path | None = option("FILE", "Source sentences, one per line.")
-    target: Path | None = option("FILE", "Target sentences, aligned line by line.")
-    pairs: Path | None = option("FILE", "Source and target in one TSV file.")
-    source_prefix: str | None = option("TEXT", "Text put before every source.")
-
-    def parallel_data(self, tokenizer: Path | None = None) -> "ParallelData | None":
-        """Return the sentence pairs, for an existing tokenizer; None where no option is given."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        if not given:
-            return None
-        train, dev = parallel_text(given), parallel_text(given, "dev_")
-        if train is None:
-            name = option_name("dev_pairs" if dev is not None else next(iter(given)))
-            raise UserError(f"{name} requires --source and --target, or --pairs")
-        if "vocab_size" in given and tokenizer is not None:
-            raise UserError(
-                "--vocab-size does not apply to an existing --tokenizer: remove one of them"
-            )
-        from kinfolk.workflows.parallel import ParallelData
-
-        return ParallelData(
-            train=train,
-            dev=dev,
-            vocab_size=given.get("vocab_size"),
-            tokenizer=tokenizer,
-            prefix=given.get("source_prefix", ""),
-        )
-
-
-@dataclass(frozen=True)
-class TranslationOptions(PairOptions):
-    """Options of a model that is trained to translate."""
-
-    dev_source: Path | None = option("FILE", "Development sources; BLEU is reported.")
-    dev_target: Path | None = option("FILE", "Development targets.")
-    dev_pairs: Path | None = option("FILE", "Both in one TSV file.")
-    vocab_size: int | None = option(
-        "N", "Size of the joint BPE vocabulary (default: 8192, or what fits).", max=MAX_VOCAB
-    )
-
-
-def parallel_text(given: dict[str, Any], split: str = "") -> "ParallelText | None":
-    """Return the files of sentence pairs that options of a split name, if any."""
-    from kinfolk.data.parallel_text import ParallelText
-
-    source, target, pairs = (given.get(f"{split}{name}") for name in ("source", "target", "pairs"))
-    dev = split.replace("_", "-")
-    if (source is None) != (target is None):
-        raise UserError(f"--{dev}source and --{dev}target must be given together")
-    if pairs is not None and source is not None:
-        raise UserError(f"give either --{dev}source and --{dev}target, or --{dev}pairs")
-    file = source or pairs
-    return None if file is None else ParallelText(file, target)
 
 
 @command("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 --lr 2e-3", panel=TRAIN)
@@ -144,7 +81,8 @@ def pretrain(
     Every training option is also a field of the recipe: `--lr 1e-3` is `train.lr=1e-3`.
 
     With sentence pairs an encoder-decoder is trained to translate: the tokenizer and the corpus are
-    made in the run folder; a model folder keeps its tokenizer.
+    made in the run folder; a model folder keeps its tokenizer. With --pair it learns several
+    languages, in both directions, and translates from any of them into any other.
     """
     if help_fields:
         print_fields(model)
@@ -155,7 +93,7 @@ def pretrain(
 
         finish(resume, Recipe.read(resume / "recipe.json"), json=json)
         return
-    pairs = translation.parallel_data(tokenizer)
+    pairs = translation.sentence_pairs(tokenizer)
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
@@ -216,7 +154,7 @@ def pretrain(
 
 
 def check_data(
-    corpora: Sequence[str], pairs: "ParallelData | None", *, required: bool
+    corpora: Sequence[str], pairs: "SentencePairs | None", *, required: bool
 ) -> list["CorpusShare"]:
     """Return the corpora with their weights; refuse folders and pairs that cannot be read."""
     if required and not corpora and pairs is None:
@@ -278,7 +216,8 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
         loss = f", eval_loss {format_loss(scored[-1]['eval_loss'], parts)}"
     print(f"done: {recipe.train.steps:,} steps in {duration(time.monotonic() - began)}{loss}")
     if score is not None:
-        print(f"BLEU {score['bleu']:.1f} on {score['pairs']:,} pairs ({score['signature']})")
+        for line in translate.score_lines(score):
+            print_line(line)
     print_line(f"model:  {run}/checkpoints/last")
     print_line(f"report: {page}")
     print_line(f"next:   kinfolk evaluate {run} --text FILE")

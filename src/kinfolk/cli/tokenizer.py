@@ -68,6 +68,9 @@ class TrainingOptions:
     )
     field: str | None = FIELD
     column: str | None = COLUMN
+    languages: str | None = option(
+        "LIST", "Languages to translate into, such as de,en,zh: one more token for each."
+    )
 
 
 @command(
@@ -107,7 +110,8 @@ def train(
             vocab_size=vocab_size,
             progress=progress.stage,
             on_message=(lambda sentence: None) if json else note,
-            **vars(options),
+            **vars(options)
+            | {"languages": options.languages.split(",") if options.languages else ()},
         )
         tokenizer.save(folder)
     if json:

@@ -1,12 +1,12 @@
 """The commands `translate` and `summarize`: an output for each line of a file."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from kinfolk.cli.app import (
     TOKENIZER,
     USE,
     command,
+    option,
 )
 from kinfolk.cli.generate import METHOD, PRECISION, generation_config
 from kinfolk.cli.options import UsageError, field_options, option_group, option_name
@@ -29,16 +30,29 @@ from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
 
+if TYPE_CHECKING:
+    from kinfolk.workflows.languages import Route
+
 Transform = Callable[[ProgressReporter], Iterator[str]]  # yields an output for each line
 
 
 @dataclass(frozen=True)
-class TranslateOptions:
-    """Options of one of the commands alone: translate has none."""
+class OwnOptions:
+    """Options of one of the commands alone."""
 
 
 @dataclass(frozen=True)
-class SummarizeOptions(TranslateOptions):
+class TranslateOptions(OwnOptions):
+    """Options of translate alone."""
+
+    to: str | None = option(
+        "LANGUAGE", "Language to translate into, of a model trained with --pair."
+    )
+    pivot: str | None = option("LANGUAGE", "Translate through this language, in two passes.")
+
+
+@dataclass(frozen=True)
+class SummarizeOptions(OwnOptions):
     """Options of summarize alone."""
 
     num_sentences: int | None = NUM_SENTENCES
@@ -69,7 +83,7 @@ def output(out: Path | None) -> Iterator[Callable[[str], int]]:
 def extract_lines(
     model: Path,
     lines: list[str],
-    options: TranslateOptions,
+    options: OwnOptions,
     given: dict[str, Any],
     *,
     device: str,
@@ -104,7 +118,7 @@ def register(
     *,
     prefix: str | None = None,
     tokens: int | None = None,
-    own: type[TranslateOptions] = TranslateOptions,
+    own: type[OwnOptions],
 ) -> None:
     """Register a command that writes the output of an encoder-decoder for each line of a file.
 
@@ -133,7 +147,7 @@ def register(
         device: str = DEVICE,
         json: bool = JSON,
         *,
-        own_options: TranslateOptions,
+        own_options: OwnOptions,
         settings: dict[str, Any],
     ) -> None:
         values = settings if tokens is None else {"max_new_tokens": tokens} | settings
@@ -146,39 +160,47 @@ def register(
 
         from kinfolk.generation.generate import transform_lines
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
+        from kinfolk.workflows.languages import find_route
         from kinfolk.workflows.predict import is_extractive
 
         transform: Transform
+        route: Route = [()]
         if own is SummarizeOptions and is_extractive(model):
             given = {"source_prefix": source_prefix, "method": method, **settings}
             transform = extract_lines(
                 model, lines, own_options, given, device=device, tokenizer=tokenizer
             )
         else:
-            if any(value is not None for value in vars(own_options).values()):
+            if isinstance(own_options, SummarizeOptions) and own_options.num_sentences is not None:
                 raise UsageError(
                     "--num-sentences applies to models that choose sentences: use --max-tokens"
                 )
             network, loaded = load_seq2seq(
                 model, verb, device=device, precision=precision, tokenizer=tokenizer
             )
+            if isinstance(own_options, TranslateOptions):
+                route = find_route(model, loaded, own_options.to, own_options.pivot)
 
             def transform(progress: ProgressReporter) -> Iterator[str]:
-                return transform_lines(
-                    network,
-                    loaded,
-                    lines,
-                    config,
-                    prefix=task_prefix(model, source_prefix, prefix),
-                    fixed_limit="max_new_tokens" in values,
-                    batch_size=batch,
-                    on_progress=progress.advance,
-                )
+                texts: Iterable[str] = lines
+                for tags in route:
+                    texts = transform_lines(
+                        network,
+                        loaded,
+                        texts,
+                        config,
+                        prefix=task_prefix(model, source_prefix, prefix),
+                        tags=tags,
+                        fixed_limit="max_new_tokens" in values,
+                        batch_size=batch,
+                        on_progress=progress.advance,
+                    )
+                return iter(texts)
 
         printed = out is None and sys.stdout.isatty()
         with (
             saved_on_interrupt(lambda: "nothing was written; run the same command again"),
-            row_progress(verb, len(lines), hidden=printed) as progress,
+            row_progress(verb, len(lines) * len(route), hidden=printed) as progress,
             output(out) as write,
         ):
             outputs = transform(progress)
@@ -202,6 +224,7 @@ register(
     "translate",
     "kinfolk translate runs/en-de talk.en -o talk.de --method beam",
     "Translate a file line by line with an encoder-decoder, in order.",
+    own=TranslateOptions,
 )
 register(
     "summarize",

@@ -6,7 +6,7 @@ corpus are those of its targets, which are predicted and by which a score is div
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 
@@ -37,15 +37,20 @@ class TextPair:
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Two files with one text per line; or one table with the pair in its first two columns."""
+    """Two files with one text per line; or one table with the pair in its first two columns.
+
+    `swapped` reads the pairs in the other direction.
+    """
 
     source: Path
     target: Path | None = None
+    swapped: bool = False
 
     @property
     def names(self) -> tuple[str, str]:
         """The files of sources and targets, the same for a table."""
-        return str(self.source), str(self.target or self.source)
+        names = str(self.source), str(self.target or self.source)
+        return names[::-1] if self.swapped else names
 
     @property
     def description(self) -> str:
@@ -69,6 +74,11 @@ class ParallelText:
 
     def rows(self) -> Iterator[TextPair]:
         """Stream all pairs, also those with an empty side."""
+        if not self.swapped:
+            return self._rows()
+        return (TextPair(pair.target, pair.source) for pair in self._rows())
+
+    def _rows(self) -> Iterator[TextPair]:
         if self.target is not None:
             both = zip_longest(_lines(self.source), _lines(self.target), fillvalue="")
             yield from (TextPair(source.strip(), target.strip()) for source, target in both)
@@ -87,9 +97,17 @@ class ParallelText:
 
 
 def write_parallel_corpus(
-    files: ParallelText, tokenizer: Tokenizer, out: Path, *, prefix: str = ""
+    files: ParallelText,
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    prefix: str = "",
+    tag: int | None = None,
 ) -> None:
-    """Write a corpus of pairs, with a prefix before every source; warn about those left out."""
+    """Write a corpus of pairs; warn about those left out.
+
+    A prefix is text before every source; a tag is one token before it, such as <2de>.
+    """
     encode_source = encode_target = DocumentEncoder(tokenizer)
     if tokenizer.target is not tokenizer:
         encode_target = DocumentEncoder(tokenizer.target)
@@ -100,6 +118,7 @@ def write_parallel_corpus(
             sources = encode_source([prefix + pair.source for _, pair in chunk])
             targets = encode_target([pair.target for _, pair in chunk])
             encoded, bytes, complete = _joined(sources, targets)
+            encoded = encoded if tag is None else _tagged(encoded, tag)
             source, target = files.names
             writer.add(encoded, [target] * len(encoded.documents))
             for size in bytes.tolist() if source != target else ():
@@ -130,6 +149,14 @@ def _joined(
     sequences, bytes = sizes[complete].ravel().astype(np.int32), targets.bytes[complete]
     joined = EncodedDocuments(ids, sequences, np.full(len(bytes), 2), bytes)
     return joined, sources.bytes[complete], complete
+
+
+def _tagged(pairs: EncodedDocuments, tag: int) -> EncodedDocuments:
+    """Put a token before every source."""
+    sizes = pairs.sentences.reshape(-1, 2)
+    starts = np.cumsum(sizes.sum(1)) - sizes.sum(1)
+    ids = np.insert(pairs.ids, starts, tag)
+    return replace(pairs, ids=ids, sentences=(sizes + np.array([1, 0], sizes.dtype)).ravel())
 
 
 def _lengths(texts: EncodedDocuments) -> IntArray:

@@ -66,6 +66,7 @@ from kinfolk.files import DISK_FULL_ERRNOS, error_number, lock_file, new_file, s
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
+from kinfolk.text.tokenizer import language_tag
 
 # Bytes of text per byte of file, for prose.
 COMPRESSION_RATIO = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.5}
@@ -275,15 +276,19 @@ def train_tokenizer(
     segmenter: str = "spaces",
     field: str | None = None,
     column: str | int | None = None,
+    languages: Sequence[str] = (),
     progress: train.StageProgress = lambda stage, done, total: None,
     on_message: OnMessage = lambda sentence: None,
 ) -> Tokenizer:
     """Train a tokenizer on text files, with the special tokens of every family.
 
     The kinds are bpe (byte-level), word-bpe, wordpiece, unigram, word, char and byte. `field` of
-    JSON lines or `column` of tables holds the text. `progress` receives the name of the stage, the
+    JSON lines or `column` of tables holds the text. `languages` are those that a translation model
+    is to write: each has a token more, <2de>. `progress` receives the name of the stage, the
     bytes done so far and their total; `on_message` receives messages for the user.
     """
+    for language in languages:
+        language_tag(language)  # refuses a wrong one before the text is read
     skipped: list[SkippedFile] = []
     texts = read_text_parts(
         as_paths(files),
@@ -292,7 +297,7 @@ def train_tokenizer(
         on_skip=skipped.append,
     )
     report_skipped(skipped, on_message=on_message)
-    return train.train_tokenizer(
+    trained = train.train_tokenizer(
         texts,
         kind=kind,
         vocab_size=vocab_size,
@@ -300,6 +305,7 @@ def train_tokenizer(
         segmenter=segmenter,
         progress=progress,
     )
+    return trained.with_language_tags(languages)
 
 
 def prepare(

@@ -185,6 +185,7 @@ def transform_lines(
     config: GenerationConfig = GREEDY,
     *,
     prefix: str = "",
+    tags: Sequence[int] = (),
     fixed_limit: bool = False,
     batch_size: int = 64,
     on_progress: Callable[[int], None] = lambda lines: None,
@@ -192,14 +193,18 @@ def transform_lines(
     """Yield the output of an encoder-decoder for each line, in order; an empty line stays empty.
 
     An output has at most 50 tokens more than its source or, with `fixed_limit`, the config's
-    `max_new_tokens`.
+    `max_new_tokens`. `tags` are ids before every source.
     """
 
     def encoded() -> Iterator[EncodedPrompt | None]:
         for number, line in enumerate(lines, 1):
             text = line.strip()
             try:
-                yield encode_prompt(model, tokenizer, prefix + text, config)[0] if text else None
+                yield (
+                    encode_prompt(model, tokenizer, prefix + text, config, tags=tags)[0]
+                    if text
+                    else None
+                )
             except UserError as error:
                 raise UserError(f"line {number:,}: {error}") from error
 

@@ -50,14 +50,20 @@ class EncodedPrompt:
 
 
 def encode_prompt(
-    model: LanguageModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    config: GenerationConfig,
+    *,
+    tags: Sequence[int] = (),
 ) -> tuple[EncodedPrompt, int]:
     """Encode a prompt that fits the context; return it and the number of dropped tokens.
 
-    With `truncate_left` the beginning is dropped, so that all of `max_new_tokens` fit.
+    With `truncate_left` the beginning is dropped, so that all of `max_new_tokens` fit. `tags` are
+    ids before the prompt, such as the target language; they are never dropped.
     """
     ids = tokenizer.encode(prompt, add_special_tokens=False)
-    encoded = build_prompt(model, tokenizer, ids, add_bos_token=config.add_bos_token)
+    encoded = build_prompt(model, tokenizer, [*tags, *ids], add_bos_token=config.add_bos_token)
     context = model.config.max_length
     if context is None:
         check_attention_memory(model, len(encoded.source or encoded.prompt))
@@ -75,7 +81,8 @@ def encode_prompt(
             f"the prompt has {encoded.length} tokens, and a context of {context} has room for "
             f"{limit}: shorten it, or drop its beginning (truncate_left=True, --truncate-prompt)"
         )
-    rest = build_prompt(model, tokenizer, ids[excess:], add_bos_token=config.add_bos_token)
+    kept = [*tags, *ids[excess:]]
+    rest = build_prompt(model, tokenizer, kept, add_bos_token=config.add_bos_token)
     if rest.length > limit:
         raise UserError(
             f"max_new_tokens={config.max_new_tokens} leaves no room for a prompt in a context of "
@@ -132,7 +139,8 @@ def build_prompt(
 
 def non_text_ids(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:
     """Return the ids that are not text: special tokens, and ids the tokenizer lacks."""
-    return {*tokenizer.special_tokens.ids, *range(tokenizer.vocab_size, model.config.vocab_size)}
+    missing = range(tokenizer.vocab_size, model.config.vocab_size)
+    return {*tokenizer.special_tokens.ids, *tokenizer.language_tags.values(), *missing}
 
 
 def stop_on_strings(

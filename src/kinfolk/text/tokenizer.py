@@ -45,6 +45,8 @@ TEMPLATES = {
 
 LINE_END = "\n</w>"  # in the vocabulary of GPT
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
+# Before a source: the language to translate into (Johnson et al. 2017, section 3).
+_LANGUAGE_TAG = re.compile(r"<2([A-Za-z]\w*)>", re.ASCII)
 
 
 def token_field(role: str) -> Any:
@@ -340,6 +342,23 @@ class Tokenizer:
             loaded.backend.post_processor = tokenizer._processor(loaded.template)
         return tokenizer
 
+    @cached_property
+    def language_tags(self) -> dict[str, int]:
+        """The ids of the special tokens <2de>, <2zh> ... by language."""
+        added = self._backend.get_added_tokens_decoder().items()
+        found = ((_LANGUAGE_TAG.fullmatch(token.content), id) for id, token in sorted(added))
+        return {match[1]: id for match, id in found if match}
+
+    def with_language_tags(self, languages: Iterable[str]) -> "Tokenizer":
+        """Return the tokenizer with a special token for each language, where it has none yet."""
+        new = [name for name in dict.fromkeys(languages) if name not in self.language_tags]
+        if not new:
+            return self
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        tags = [tokenizers.AddedToken(language_tag(name), special=True) for name in new]
+        backend.add_special_tokens(tags)
+        return Tokenizer(backend, self._names, length=self._length, target=self._target)
+
     def with_end_token(self, required: Sequence[str]) -> "Tokenizer":
         """Return the tokenizer with an end token, if "eos" is required and it has none.
 
@@ -390,6 +409,16 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._backend.to_str(), self._names, self._length, self._target)
+
+
+def language_tag(language: str) -> str:
+    """Return the token that names a target language: <2de>."""
+    tag = f"<2{language}>"
+    if not _LANGUAGE_TAG.fullmatch(tag):
+        raise UserError(
+            f"language {language!r}: write a code of letters, digits and _, such as de or zho_Hans"
+        )
+    return tag
 
 
 def _unpickle(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FIXED_FIELDS = (
     *("model.", "objective.", "formulations.", "finetune.", "prefixes.", "attributes."),
     *("train.seed", "train.batch_size"),
-    *("train.gradient_accumulation", "train.optimizer", "layer_lr_decay"),
+    *("train.gradient_accumulation", "train.optimizer", "layer_lr_decay", "directions"),
 )
 
 # Headings of the training settings that a run without gradients does not have.
@@ -76,6 +76,9 @@ class Recipe:
     )
     vectors: str = field(
         default="", help="file of word vectors that token embeddings start from; empty for none"
+    )
+    directions: tuple[str, ...] = field(
+        default=(), help="translation direction of each corpus, such as en-de; empty for one pair"
     )
 
     def __post_init__(self) -> None:

@@ -1,0 +1,311 @@
+"""Zero-shot translation: German and Chinese without a single German-Chinese pair in training.
+
+python benchmarks/zero_shot.py --data DATA --out runs/zero-shot
+python benchmarks/zero_shot.py --data DATA --out runs/zero-shot --device cuda --size small \
+    --steps 20000 --pretrain-steps 20000 --batch 128 --test-rows 997
+
+A Transformer learns English-German (Multi30k, WMT) and English-Chinese (Tatoeba), in both
+directions, with a tag for the target language (Johnson et al. 2017). One model starts from random
+weights, one from span corruption (masked spans) of text in the three languages: a BERT encoder has
+other layers than the Transformer's and cannot start it. A third has sentences without some of their
+words and the whole sentences as more pairs, en-en, de-de and zh-zh (after Siddhant et al. 2020):
+where every German source becomes English, a model need not read the tag. All have one
+tokenizer and as many steps on pairs.
+
+German-Chinese and Chinese-German of FLORES and of the questions of XQuAD are translated directly
+and through English, beside copied sources and beside outputs that belong to other sentences, which
+show what a model scores that writes the language and does not read the source. Scores have 95%
+bootstrap intervals over sentences. A line of JSON for each score is appended to
+OUT/scores.jsonl.
+"""
+
+import argparse
+import gzip
+import json
+import lzma
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+LANGUAGES = {"en": "English", "de": "German", "zh": "Chinese"}
+FLORES = {"en": "eng_Latn", "de": "deu_Latn", "zh": "zho_Hans"}
+TRAINED, ZERO_SHOT = ("en-de", "de-en", "en-zh", "zh-en"), ("de-zh", "zh-de")
+VARIANTS = ("pairs alone", "spans, then pairs", "pairs and denoising")
+RESAMPLES, DEV_ROWS, LENGTH = 200, 200, 128
+ARTICLE_LINES = 30_000  # of each Wikipedia
+NOISE = 0.3  # share of words that are left out
+# Moses-tokenized text: marks that stand apart join the word beside them.
+JOINED = (
+    (r" ([.,;:!?%)\]”])", r"\1"),
+    (r"([(\[„]) ", r"\1"),
+    (r" ?@-@ ?", "-"),
+    (r" ' ?s\b", "'s"),
+)
+ENTITIES = (("&apos;", "'"), ("&quot;", '"'), ("&amp;", "&"), ("&#91;", "["), ("&#93;", "]"))
+
+Lines = list[str]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of one way to translate a direction, with its interval."""
+
+    seed: int
+    variant: str
+    test: str
+    direction: str
+    way: str
+    metric: str
+    score: float
+    low: float
+    high: float
+    in_language: float  # share of outputs that are in the target language, as guessed by words
+
+
+def read(path: Path) -> Lines:
+    """Read a text file, compressed or not."""
+    packed = path.with_name(path.name + ".gz")
+    path = packed if packed.exists() else path
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    with openers.get(path.suffix, open)(path, "rt", encoding="utf-8") as stream:
+        return stream.read().split("\n")[:-1]
+
+
+def detokenized(line: str) -> str:
+    """Return Moses-tokenized text as it is written."""
+    for entity, character in ENTITIES:
+        line = line.replace(entity, character)
+    for pattern, joined in JOINED:
+        line = re.sub(pattern, joined, line)
+    return line
+
+
+def training_pairs(data: Path) -> dict[str, list[tuple[str, str]]]:
+    """Return the pairs of each two languages, shuffled once; the last ones are for development."""
+    sides = [[*read(data / "multi30k_en_de" / f"train.{x}")] for x in ("en", "de")]
+    for side, x in zip(sides, ("en", "de"), strict=True):
+        side += map(detokenized, read(data / "wmt_en_de_10k" / f"train.{x}"))
+    rows = [line.split("\t") for line in read(data / "tatoeba_en_zh" / "cmn.txt.xz")]
+    found = {
+        "en-de": [(a.strip(), b.strip()) for a, b in zip(*sides, strict=True)],
+        "en-zh": [(row[0].strip(), row[1].strip()) for row in rows],
+    }
+    for pairs in found.values():
+        random.Random(0).shuffle(pairs)
+    return {name: [pair for pair in pairs if all(pair)] for name, pairs in found.items()}
+
+
+def test_sets(data: Path, rows: int) -> dict[str, dict[str, Lines]]:
+    """Return sentences in the three languages, line by line."""
+
+    def questions(path: Path) -> dict[str, str]:
+        articles = json.loads(gzip.decompress(path.read_bytes()))["data"]
+        paragraphs = [p for article in articles for p in article["paragraphs"]]
+        return {q["id"]: " ".join(q["question"].split()) for p in paragraphs for q in p["qas"]}
+
+    asked = {
+        "en": questions(data / "squad" / "dev-v1.1.json.gz"),
+        **{x: questions(data / "xquad" / f"xquad.{x}.json.gz") for x in ("de", "zh")},
+    }
+    ids = [id for id in asked["de"] if id in asked["en"] and id in asked["zh"]]
+    flores = {x: read(data / "flores200" / "dev" / f"{FLORES[x]}.dev")[:rows] for x in LANGUAGES}
+    return {"FLORES": flores, "XQuAD": {x: [asked[x][id] for id in ids[:rows]] for x in LANGUAGES}}
+
+
+def without_words(line: str, chance: random.Random) -> str:
+    """Leave out some words, or Chinese characters; at least one stays."""
+    units = line.split() if " " in line else [*line]
+    kept = [unit for unit in units if chance.random() >= NOISE] or units[:1]
+    return (" " if " " in line else "").join(kept)
+
+
+def write(lines: Lines, path: Path) -> Path:
+    """Write lines to a file."""
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def prepare_data(data: Path, work: Path, vocab: int) -> None:
+    """Write the pairs, text of each language with its corpus, and the tokenizer of all runs."""
+    from kinfolk import prepare
+    from kinfolk.data.prepare import train_tokenizer
+
+    text: dict[str, Lines] = {x: [] for x in LANGUAGES}
+    for name, pairs in training_pairs(data).items():
+        for language, side in zip(name.split("-"), zip(*pairs, strict=True), strict=True):
+            write([*side[:-DEV_ROWS]], work / f"{name}.{language}")
+            write([*side[-DEV_ROWS:]], work / f"dev-{name}.{language}")
+            text[language] += side[:-DEV_ROWS]
+    chance = random.Random(0)
+    for language, lines in text.items():
+        write([without_words(line, chance) for line in lines], work / f"noise-{language}.txt")
+        write(lines, work / f"whole-{language}.txt")
+    for language in ("en", "zh"):
+        articles = (line for line in read(data / f"wiki_{language}" / "train.txt.xz") if line)
+        text[language] += [line for line, _ in zip(articles, range(ARTICLE_LINES), strict=False)]
+    text["de"] += map(detokenized, read(data / "wmt_en_de_10k" / "val.de"))
+    # A blank line ends a document.
+    files = [write(["\n\n".join(lines)], work / f"text.{x}.txt") for x, lines in text.items()]
+    tokenizer = train_tokenizer(files, vocab_size=vocab, languages=[*LANGUAGES])
+    tokenizer.save(work / "tokenizer")
+    for language, file in zip(text, files, strict=True):
+        prepare([file], tokenizer, work / f"text-{language}", holdout="1%")
+
+
+def train(seed: int, said: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """Train the models on pairs; yield each variant with its run."""
+    import kinfolk
+    from kinfolk.data.parallel_text import ParallelText
+    from kinfolk.workflows.parallel import LanguagePair, MultilingualData
+    from kinfolk.workflows.pretrain import pretrain, resume
+    from kinfolk.workflows.translate import prepare_translation_run
+
+    work, name = said.out, f"transformer/{said.size}"
+
+    def settings(steps: int) -> list[str]:
+        values = {"steps": steps, "seed": seed, "device": said.device, "batch_size": said.batch}
+        values |= {"lr": said.lr, "warmup": max(1, min(said.warmup, steps // 4))}
+        values |= {"eval_every": max(1, steps // 4), "save_every": steps, "keep_checkpoints": 1}
+        dropout = [f"model.dropout={said.dropout}"]
+        return [*(f"train.{key}={value}" for key, value in values.items()), *dropout]
+
+    def pairs(split: str) -> tuple[LanguagePair, ...]:
+        files = {n: [work / f"{split}{n}.{x}" for x in n.split("-")] for n in ("en-de", "en-zh")}
+        return tuple(
+            LanguagePair(*n.split("-"), ParallelText(source, target))
+            for n, (source, target) in files.items()
+        )
+
+    denoising = tuple(
+        LanguagePair(x, x, ParallelText(work / f"noise-{x}.txt", work / f"whole-{x}.txt"))
+        for x in LANGUAGES
+    )
+    for variant in said.variants.split("; "):
+        run, start = work / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}", name
+        begun = time.perf_counter()
+        if variant == "spans, then pairs":
+            start = str(work / f"spans-{seed}")
+            if not Path(start).exists():
+                corpora = [work / f"text-{x}" for x in LANGUAGES]
+                chosen = settings(said.pretrain_steps)
+                recipe = kinfolk.recipe(
+                    name, corpora, objective="spans", length=LENGTH, settings=chosen
+                )
+                pretrain(recipe, start)
+        if not run.exists():
+            texts = MultilingualData(
+                train=pairs("") + (denoising if "denoising" in variant else ()),
+                dev=pairs("dev-"),
+                tokenizer=work / "tokenizer",
+            )
+            prepare_translation_run(
+                start, texts, run, objective="pairs", length=LENGTH, settings=settings(said.steps)
+            )
+            resume(run)
+        print(f"{variant}, seed {seed}: {time.perf_counter() - begun:.0f} s", flush=True)
+        yield variant, run
+
+
+def translations(
+    run: Path, tests: dict[str, dict[str, Lines]], device: str
+) -> Iterator[tuple[str, str, str, Lines]]:
+    """Yield the test set, the direction, the way and the outputs."""
+    from kinfolk.workflows.languages import find_route
+    from kinfolk.workflows.translate import generate_texts, load_translator
+
+    model, tokenizer = load_translator(run, device)
+    for test, texts in tests.items():
+        for direction in (*TRAINED, *ZERO_SHOT):
+            source, target = direction.split("-")
+            ways = {"direct": None, "through English": "en"}
+            for way, pivot in ways.items() if direction in ZERO_SHOT else [("direct", None)]:
+                outputs = texts[source]
+                for tags in find_route(run, tokenizer, target, pivot):
+                    outputs = generate_texts(model, tokenizer, outputs, tags=tags)
+                yield test, direction, way, outputs
+                if way == "direct":
+                    yield test, direction, "of other sentences", [*outputs[1:], outputs[0]]
+            yield test, direction, "copied sources", texts[source]
+
+
+def score(
+    seed: int, variant: str, run: Path, tests: dict[str, dict[str, Lines]], device: str
+) -> Iterator[Score]:
+    """Yield BLEU and chrF of every way to translate, and write the outputs into the run."""
+    from kinfolk.metrics.bootstrap import confidence_interval
+    from kinfolk.metrics.text import BLEU, CHRF
+    from kinfolk.text.unicode import guess_language
+
+    for test, direction, way, outputs in translations(run, tests, device):
+        target = direction.partition("-")[2]
+        if way in ("direct", "through English"):
+            write(outputs, run / f"{test}-{direction}-{way.replace(' ', '-')}.txt")
+        right = sum(guess_language(text) == LANGUAGES[target] for text in outputs) / len(outputs)
+        for metric in (BLEU, CHRF):
+            statistics = metric.statistics(outputs, tests[test][target])
+            found = confidence_interval(metric, statistics, n_resamples=RESAMPLES)
+            place = (seed, variant, test, direction, way, metric.title)
+            yield Score(*place, found.score, found.low, found.high, right)
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return a table of the scores: a row for each direction and way, the mean over seeds."""
+    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        row = tuple(line[key] for key in ("test", "direction", "way", "variant", "metric"))
+        cells.setdefault(row, []).append(line)
+    rows = dict.fromkeys(key[:4] for key in cells)
+    written = ["| test | direction | way | model | BLEU | chrF | in the target language |"]
+    written += ["| --- | --- | --- | --- | ---: | ---: | ---: |"]
+
+    def mean(found: list[dict[str, Any]], key: str) -> float:
+        return sum(line[key] for line in found) / len(found)
+
+    for row in rows:
+        scores = [
+            "{:.1f} ({:.1f} to {:.1f})".format(
+                *(mean(cells[*row, metric], key) for key in ("score", "low", "high"))
+            )
+            for metric in ("BLEU", "chrF")
+        ]
+        share = f"{100 * mean(cells[*row, 'BLEU'], 'in_language'):.0f} %"
+        written.append(f"| {' | '.join([*row, *scores, share])} |")
+    return "\n".join(written)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the datasets")
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs and scores")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--size", default="tiny")
+    parser.add_argument("--steps", type=int, default=1200, help="on pairs")
+    parser.add_argument("--pretrain-steps", type=int, default=600, help="of span corruption")
+    parser.add_argument("--batch", type=int, default=16, help=f"rows of {LENGTH} tokens")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--warmup", type=int, default=400, help="steps, at most a quarter of all")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--variants", default="; ".join(VARIANTS), help="apart by '; '")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--test-rows", type=int, default=200, help="sentences of each test set")
+    said = parser.parse_args()
+    said.out.mkdir(parents=True, exist_ok=True)
+    if not (said.out / "tokenizer").exists():
+        prepare_data(said.data, said.out, said.vocab)
+    tests, lines = test_sets(said.data, said.test_rows), []
+    with (said.out / "scores.jsonl").open("a", encoding="utf-8") as file:
+        for seed in range(said.seeds):
+            for variant, run in train(seed, said):
+                for found in score(seed, variant, run, tests, said.device):
+                    lines.append(asdict(found))
+                    file.write(json.dumps(asdict(found)) + "\n")
+    print(table(lines))
+
+
+if __name__ == "__main__":
+    main()
