@@ -68,9 +68,6 @@ class TrainingOptions:
     )
     field: str | None = FIELD
     column: str | None = COLUMN
-    languages: str | None = option(
-        "LIST", "Languages to translate into, such as de,en,zh: one more token for each."
-    )
 
 
 @command(
@@ -91,6 +88,9 @@ def train(
     vocab_size: int = option(
         "N", "Vocabulary size, including special tokens.", default=8192, max=MAX_VOCAB
     ),
+    languages: str | None = option(
+        "LIST", "Languages to translate into, such as de,en,zh: one more token for each."
+    ),
     *,
     options: TrainingOptions,
     json: bool = JSON,
@@ -110,8 +110,8 @@ def train(
             vocab_size=vocab_size,
             progress=progress.stage,
             on_message=(lambda sentence: None) if json else note,
-            **vars(options)
-            | {"languages": options.languages.split(",") if options.languages else ()},
+            languages=languages.split(",") if languages else (),
+            **vars(options),
         )
         tokenizer.save(folder)
     if json:
