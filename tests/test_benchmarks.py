@@ -255,8 +255,9 @@ def test_lstm_training_is_timed_beside_a_bare_loop(
     assert len(lines) == rows
     for line in lines:
         assert line["speed"] > 0 and line["bare"] > 0 and line["ratio"] > 0
+        assert line["operations"] > 50 and line["bare_operations"] > 50
         for found in line["profile"].values():
-            assert found["step_ms"] >= found["host_ms"] > 0 and found["operations"] > 50
+            assert found["step_ms"] >= found["host_ms"] > 0
             assert found["top_host_ms"]
     printed = capsys.readouterr().out
     assert printed.count("| float32 |") == rows and "host_ms" in printed
