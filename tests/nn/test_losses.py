@@ -197,3 +197,43 @@ def test_log_probabilities_under_a_frozen_weight_equal_a_softmax(
     assert torch.allclose(found.grad, expected.grad)
     with torch.no_grad():
         assert torch.equal(losses.frozen_logprobs(hidden, weight, labels, 10), logprobs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("biased", [True, False], ids=["biased", "unbiased"])
+@pytest.mark.parametrize(
+    ("dtype", "within"),
+    [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)],
+    ids=["float32", "bfloat16"],
+)
+def test_the_kernel_on_cuda_equals_float64(
+    dtype: torch.dtype, within: float, biased: bool, smoothing: float, compiled: bool
+) -> None:
+    draws = torch.Generator().manual_seed(5)
+    rows, width, vocab, padded = 300, 64, 9_001, 9_024
+    exact = [
+        torch.randn(shape, generator=draws, dtype=torch.float64)
+        for shape in ((rows, width), (padded, width), (vocab,))
+    ]
+    labels = torch.randint(vocab, (rows,), generator=draws)
+    labels[[1, 4, 299]] = IGNORE_INDEX
+    near = [t.to(dtype) for t in exact]  # both sides read the same rounded values
+    reference = [t.double().requires_grad_() for t in near]
+    ours = [t.cuda().requires_grad_() for t in near]
+    loss = smoothed_linear_cross_entropy
+    if compiled:
+        torch.compiler.reset()
+        loss = torch.compile(loss)
+
+    def found(leaves: list[Tensor], targets: Tensor, compute: Any) -> list[Tensor]:
+        bias = leaves[2] if biased else None
+        total, plain = compute(leaves[0], leaves[1], bias, targets, vocab, smoothing)
+        leaves = leaves if biased else leaves[:2]
+        return [total.detach(), plain, *torch.autograd.grad(total, leaves)]
+
+    theirs = found(reference, labels, smoothed_linear_cross_entropy)
+    for a, b in zip(found(ours, labels.cuda(), loss), theirs, strict=True):
+        assert (a.double().cpu() - b).norm() <= within * b.norm()

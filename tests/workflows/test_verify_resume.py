@@ -26,6 +26,7 @@ WAYS = [
     for family in families.families().values()
     for objective in family.objectives
 ]
+PRETRAINED = sorted({name for name, _ in WAYS} - {"ngram"})  # by gradients
 ROWS = [
     {"text": f"the {noun} was {adjective}", "label": label}
     for label, adjective in (("good", "lovely"), ("bad", "awful"))
@@ -218,7 +219,7 @@ def test_operations_without_a_deterministic_algorithm_are_named_once() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "electra", "transformer_xl", "ulmfit"])
+@pytest.mark.parametrize("name", PRETRAINED)
 def test_runs_on_cuda_resume_to_the_bit_with_deterministic_algorithms(name: str) -> None:
     proof = workflow.verify_resume(f"{name}/nano", device="cuda")
     assert proof.equal, proof.differences

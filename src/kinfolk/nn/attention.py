@@ -171,7 +171,9 @@ def select_backend(
         return VarlenAttention(query.sequences)
     own = query.block_mask if window is None else query.window_block_masks.get(window)
     sparse = own if keys is query else block_mask
-    if sparse is None or dropout or layer_bias:
+    # FlexAttention adds up the gradient of a bias in no fixed order.
+    unordered = bias is not None and torch.are_deterministic_algorithms_enabled()
+    if sparse is None or dropout or layer_bias or unordered:
         return _masked_sdpa(query, keys, bias, window)
     return FlexBlockSparse(sparse, bias)
 

@@ -5,13 +5,17 @@ Logits take more memory than anything else in a small language model: 32 rows of
 processed in chunks, and the gradient of each chunk is computed while its logits are in memory.
 """
 
+import importlib.util
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    from kinfolk.nn import training_kernels
 
 CHUNK_LOGITS = 2**24  # logits held at a time on the CPU: 64 MB in float32, about a cache
 CHUNK_LOGITS_CUDA = 2**28
@@ -71,8 +75,6 @@ class _CrossEntropy(torch.autograd.Function):
         size = chunk_rows(rows, padded, hidden.is_cuda)
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32  # of sums
         missing = 0 if bias is None else padded - len(bias)
-        if bias is not None and missing:
-            bias = F.pad(bias, (0, missing), value=float("-inf"))
         totals: list[Tensor] = []  # of the loss, and of that without smoothing
         d_hidden: list[Tensor] = []
         d_weight = d_bias = None
@@ -80,34 +82,22 @@ class _CrossEntropy(torch.autograd.Function):
             part, targets = hidden, labels
             if size < rows:
                 part, targets = hidden[start : start + size], labels[start : start + size]
-            scores = (part @ weight.T).to(exact)
-            if bias is not None:
-                scores += bias
-            if vocab_size < padded and not missing:
-                scores[:, vocab_size:].fill_(float("-inf"))
-            counted = targets != IGNORE_INDEX
-            label = targets.clamp(min=0)[:, None]
-            scores -= scores.amax(-1, keepdim=True)
-            chosen = scores.gather(1, label)[:, 0]
-            kinds = [chosen]
-            if smoothing:
-                mean = scores[:, :vocab_size].mean(-1)
-                kinds = [(1 - smoothing) * chosen + smoothing * mean, chosen]
-            scores.exp_()
-            mass = scores.sum(-1)
-            log_mass = mass.log()
-            sums = [((log_mass - kind) * counted).sum() for kind in kinds]
+            scores = part @ weight.T
+            if HAS_TRITON and training_kernels.can_cross_entropy(scores):
+                error, *nll = training_kernels.cross_entropy(
+                    scores, bias, targets, vocab_size, smoothing, needs_grad
+                )
+                sums = [kind.sum() for kind in (nll if smoothing else nll[:1])]
+            else:
+                error, sums = _error_and_sums(
+                    scores.to(exact), bias, targets, vocab_size, smoothing, needs_grad
+                )
             totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
             if not needs_grad:
                 continue
-            # d nll / d scores = softmax - one_hot(label), and 0 where a label is ignored
-            error, weights = scores, counted.to(exact)[:, None]
-            error *= (counted / mass)[:, None]
-            error.scatter_add_(1, label, (smoothing - 1) * weights)
-            if smoothing:
-                error[:, :vocab_size] -= smoothing / vocab_size * weights
             if bias is not None:
-                d_bias = error.sum(0) if d_bias is None else d_bias + error.sum(0)
+                d_part_bias = error.sum(0, dtype=exact)
+                d_bias = d_part_bias if d_bias is None else d_bias + d_part_bias
             error = error.to(part.dtype)
             d_hidden.append(error @ weight)
             d_part = error.T @ part
@@ -115,7 +105,7 @@ class _CrossEntropy(torch.autograd.Function):
         if not totals:  # no rows
             totals = [hidden.new_zeros((), dtype=exact)] * (2 if smoothing else 1)
             d_weight = torch.zeros_like(weight, dtype=exact)
-            d_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
+            d_bias = None if bias is None else hidden.new_zeros(padded, dtype=exact)
         if needs_grad:
             joined = d_hidden[0] if len(d_hidden) == 1 else torch.cat([hidden[:0], *d_hidden])
             ctx.save_for_backward(joined, d_weight, d_bias)
@@ -138,6 +128,41 @@ class _CrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _error_and_sums(
+    scores: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    vocab_size: int,
+    smoothing: float,
+    needs_grad: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradient of logits, in their memory, and the sums of the loss of each kind."""
+    if bias is not None:
+        scores[:, : len(bias)] += bias
+    if vocab_size < scores.shape[1]:
+        scores[:, vocab_size:].fill_(float("-inf"))
+    counted = targets != IGNORE_INDEX
+    label = targets.clamp(min=0)[:, None]
+    scores -= scores.amax(-1, keepdim=True)
+    chosen = scores.gather(1, label)[:, 0]
+    kinds = [chosen]
+    if smoothing:
+        mean = scores[:, :vocab_size].mean(-1)
+        kinds = [(1 - smoothing) * chosen + smoothing * mean, chosen]
+    scores.exp_()
+    mass = scores.sum(-1)
+    log_mass = mass.log()
+    sums = [((log_mass - kind) * counted).sum() for kind in kinds]
+    if needs_grad:
+        # d nll / d scores = softmax - one_hot(label), and 0 where a label is ignored
+        weights = counted.to(scores.dtype)[:, None]
+        scores *= (counted / mass)[:, None]
+        scores.scatter_add_(1, label, (smoothing - 1) * weights)
+        if smoothing:
+            scores[:, :vocab_size] -= smoothing / vocab_size * weights
+    return scores, sums
 
 
 def frozen_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int) -> Tensor:

@@ -348,8 +348,7 @@ def train_and_exit(run: Path, callbacks: list[Callback]) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         if read_json(run / "recipe.json").train.device.startswith("cuda"):
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.backends.cudnn.benchmark = False
+            use_deterministic_algorithms()
         resume(run, callbacks=callbacks)
     except UserError as error:
         print(error, file=sys.stderr, flush=True)
@@ -359,6 +358,16 @@ def train_and_exit(run: Path, callbacks: list[Callback]) -> None:
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+def use_deterministic_algorithms() -> None:
+    """Let torch choose algorithms on CUDA that add up in a fixed order, where it has them."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    # With `warn_only` the backward passes of these add up in any order all the same.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def main(folder: str, killed_at: str) -> None:
