@@ -201,6 +201,8 @@ def test_log_probabilities_under_a_frozen_weight_equal_a_softmax(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax")  # what the compiler does without
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False], ids=["biased", "unbiased"])

@@ -16,10 +16,10 @@ CompileMode = Literal["model", "layers", "no"]
 
 # Seconds of a run, as estimated below, from which it pays to compile. On an H200 the layers of
 # GPT-2 124M take 5 s to compile and save a quarter of the time of an eager step; the whole model
-# takes 23 s and saves 1.5 % more. A replayed CUDA graph of an eager step already has no gaps.
+# takes 25 s and saves 4 % more. A replayed CUDA graph of an eager step already has no gaps.
 COMPILE_LAYERS_FROM = 20.0
 COMPILE_LAYERS_OF_GRAPH_FROM = 60.0
-COMPILE_MODEL_FROM = 1200.0
+COMPILE_MODEL_FROM = 600.0
 STEP_FLOPS = 3.5e14  # a second, of whole steps of GPT-2 124M on an H200
 MIN_STEP_SECONDS = 2e-3  # of small networks, which the host limits
 
