@@ -171,3 +171,24 @@ def test_a_model_without_matrices_in_layers_is_refused() -> None:
 def test_matrices_of_one_shape_are_updated_together() -> None:
     shapes = [(2, 3), (3, 2), (2, 3)]
     assert by_shape([torch.zeros(shape) for shape in shapes]) == [[0, 2], [1]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_replayed_graph_updates_as_its_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for largest in (0, 2**24):  # numbers of the matrices that are replayed
+        monkeypatch.setattr("kinfolk.training.muon.MAX_GRAPH_SIZE", largest)
+        model, _ = built()
+        model = model.cuda()
+        optimizer = build_optimizer(model, TRAIN)
+        assert isinstance(optimizer, Muon)
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator).cuda()
+            optimizer.step()
+        assert bool(optimizer.graphs) == bool(largest)
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+    for plain, replayed in zip(*found, strict=True):
+        assert torch.equal(plain, replayed)

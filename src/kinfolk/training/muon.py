@@ -19,6 +19,8 @@ NEWTON_SCHULZ_STEPS = 5
 # A quintic polynomial whose iteration moves singular values from 0 to 1 to about 0.7 to 1.2 in few
 # steps (Jordan et al. 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# Numbers in the matrices of one shape: above it kernels take longer than their launches.
+MAX_GRAPH_SIZE = 2**24
 
 
 class Muon(torch.optim.Optimizer):
@@ -44,6 +46,7 @@ class Muon(torch.optim.Optimizer):
             "fused": True,  # without it, load_state_dict leaves `step` on the CPU
         }
         super().__init__(params, defaults)
+        self.graphs: dict[torch.Size, OrthogonalizeGraph] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -93,13 +96,20 @@ class Muon(torch.optim.Optimizer):
         targets = [part for p in params for part in torch.split(p, group["sizes"])]
         for same in by_shape(matrices):
             rows, columns = matrices[same[0]].shape
-            orthogonal = orthogonalize(torch.stack([matrices[index] for index in same]))
+            orthogonal = self._orthogonalize(torch.stack([matrices[index] for index in same]))
             scale = math.sqrt(max(1.0, rows / columns))
             torch._foreach_add_(
                 [targets[index] for index in same],
                 list(orthogonal.to(targets[same[0]].dtype).unbind()),
                 alpha=-group["lr"] * scale,
             )
+
+    def _orthogonalize(self, matrices: Tensor) -> Tensor:
+        if not matrices.is_cuda or matrices.numel() > MAX_GRAPH_SIZE:
+            return orthogonalize(matrices)
+        if matrices.shape not in self.graphs:
+            self.graphs[matrices.shape] = OrthogonalizeGraph(matrices)
+        return self.graphs[matrices.shape](matrices)
 
     def _state(self, parameter: Tensor, moments: Sequence[str]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
@@ -134,3 +144,25 @@ def orthogonalize(matrices: Tensor, steps: int = NEWTON_SCHULZ_STEPS) -> Tensor:
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if tall else x
+
+
+class OrthogonalizeGraph:
+    """`orthogonalize` as a CUDA graph: small matrices are limited by the host's 20 launches."""
+
+    def __init__(self, matrices: Tensor) -> None:
+        self.matrices = matrices.clone()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            orthogonalize(self.matrices)  # to warm up
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        # Only the calls of this thread are checked: the data loader pins memory in another one.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.orthogonal = orthogonalize(self.matrices)
+
+    def __call__(self, matrices: Tensor) -> Tensor:
+        """Return the result, which is valid until the next call."""
+        self.matrices.copy_(matrices)
+        self.graph.replay()
+        return self.orthogonal
