@@ -44,9 +44,14 @@ class Opened:
 
 
 @pytest.fixture
-def open_page(chromium: Any, tmp_path: Path) -> Iterator[Any]:
+def opened() -> list[Opened]:
+    """Return the pages that a test has opened."""
+    return []
+
+
+@pytest.fixture
+def open_page(chromium: Any, tmp_path: Path, opened: list[Opened]) -> Iterator[Any]:
     """Return a function that opens a page from disk; no page may write to the console."""
-    opened: list[Opened] = []
 
     def show(
         name: str, device: Device = "desktop", theme: str = "light", *, script: bool = True

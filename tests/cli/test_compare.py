@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kinfolk.cli import main
+from kinfolk.cli.compare import show_race
 from support.runs import text
 
 SMALL = ["--tokens", "4000", "--length", "16", "--batch-size", "4", "--device", "cpu"]
@@ -103,6 +104,58 @@ def test_mistakes_are_one_sentence(
     assert run(monkeypatch, *arguments) == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "race").exists()
+
+
+def score(entrant: str, mean: float, kind: str, words: str, units: str) -> dict[str, Any]:
+    """Return a row of held-out text."""
+    interval = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
+    return {"entrant": entrant, "kind": kind, "words": words, "units": units, **interval}
+
+
+def test_scores_that_are_not_comparable_stand_in_tables_of_their_own(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    token, span = "pseudo-likelihood, each token", "pseudo-likelihood, each span"
+    rows = [
+        score("bert", 1.1, "pseudo-likelihood", token, "tokens of bpe"),
+        score("gpt2", 2.5, "likelihood", "likelihood, left to right", "text"),
+        score("roberta", 1.0, "pseudo-likelihood", token, "tokens of bpe"),
+        score("bytes", 0.9, "pseudo-likelihood", token, "tokens of byte"),
+        score("t5", 0.8, "pseudo-likelihood", span, "tokens of bpe, spans of 3 tokens"),
+        score("5-gram", 2.0, "baseline", "likelihood of counts", "text"),
+        score("ngram", 2.2, "likelihood", "likelihood, left to right", "text"),
+    ]
+    sentences = [f"sentence {n}" for n in range(21)]
+    show_race({"likelihood": {"rows": rows}, "tasks": [], "verdicts": sentences, "notes": []})
+    shown = " ".join(capfd.readouterr().out.split())
+    tables = shown.split(" held-out text, ")
+    apart = "; not comparable with other tables"
+    assert [table.split(" entrant ")[0] for table in tables] == [
+        "held-out text",
+        f"{span}, tokens of bpe, spans of 3 tokens{apart}",
+        f"{token}, tokens of bpe{apart}",
+        f"{token}, tokens of byte{apart}",
+    ]
+    order = [
+        [word for word in table.split(" kind ")[1].split() if word in {r["entrant"] for r in rows}]
+        for table in tables
+    ]
+    assert order == [["5-gram", "ngram", "gpt2"], ["t5"], ["roberta", "bert"], ["bytes"]]
+    assert "2.000 1.900 to 2.100 baseline" in tables[0]
+    assert "1.000 0.900 to 1.100 pseudo-likelihood" in tables[2]
+    assert "- 1 more sentence is in race.json" in shown
+
+
+def test_baselines_of_a_task_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
+    row = {"labels": "all", "mean": 0.5, "low": 0.4, "high": 0.6}
+    rows = [{**row, "entrant": "gpt2", "baseline": False}]
+    rows += [{**row, "entrant": "TF-IDF", "baseline": True}]
+    task = {"name": "t.tsv", "metric": "accuracy", "unit": "points", "maximum": 1, "rows": rows}
+    task |= {"lower_is_better": False, "left_out": []}
+    show_race({"likelihood": {"rows": []}, "tasks": [task], "verdicts": [], "notes": []})
+    lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+    assert "TF-IDF (baseline) 50.0 40.0 to 60.0" in lines
+    assert "gpt2 50.0 40.0 to 60.0" in lines
 
 
 def scores(value: Any) -> Any:

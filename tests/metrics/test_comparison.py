@@ -223,7 +223,7 @@ def test_one_seed_covers_rows_only_and_says_so() -> None:
 
 
 def test_an_entrant_with_one_seed_borrows_the_variance_of_the_others() -> None:
-    table = dict(Race(between_seeds=(1.0,)).correct(np.random.default_rng(2)))
+    table = dict(Race(between_seeds=(0.2,)).correct(np.random.default_rng(2)))
     full = {frozenset((d.first, d.second)): d for d in compare_all(ACCURACY, table)}
     table["entrant 0"] = table["entrant 0"][:1]
     for d in compare_all(ACCURACY, table):
@@ -396,3 +396,107 @@ def test_different_rows_are_refused() -> None:
         compare_all(ACCURACY, {"a": [short], "b": [long]})
     with pytest.raises(UserError, match="no rows"):
         compare_all(ACCURACY, {"a": [short[:0]], "b": [short[:0]]})
+
+
+# The scale of the metric
+
+
+def right_on(*shares: float, rows: int = 100) -> list[Statistics]:
+    """Return a seed for each share of rows that are right."""
+    return [with_counts([float(n < round(share * rows)) for n in range(rows)]) for share in shares]
+
+
+def documents_of(*bits: float, count: int = 50) -> list[Statistics]:
+    """Return a seed for each number of bits per byte, of documents that differ a little."""
+    return [
+        document_statistics(
+            [(np.log(2) * 100 * b * (1 + 0.01 * (n % 3)), 100) for n in range(count)]
+        )
+        for b in bits
+    ]
+
+
+def test_intervals_end_where_the_scale_does_and_two_seeds_that_disagree_tell_nothing() -> None:
+    """Sentences said that intervals reached up to 1903.8 points."""
+    table = {"a": right_on(0.9, 0.3), "b": right_on(0.4, 0.7), "c": right_on(0.2, 0.8)}
+    for d in compare_all(ACCURACY, table):
+        assert (d.low, d.high) == (-1.0, 1.0)
+        assert (d.too_few, d.shown) == ("seeds", False)
+    for seeds in table.values():
+        single = summarize(ACCURACY, seeds)
+        assert (single.low, single.high) == (0.0, 1.0)
+    (d,) = compare_all(replace(Pearson(), max_resamples=100), correlated())
+    assert (d.low, d.high) == (-2.0, 2.0)
+
+
+def correlated() -> dict[str, list[Statistics]]:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=40)
+    return {
+        name: [
+            Pearson().statistics((sign * truth + rng.normal(size=40)).tolist(), truth.tolist())
+            for sign in signs
+        ]
+        for name, signs in (("a", (3, -3)), ("b", (-3, 3)))
+    }
+
+
+def test_no_entrant_is_ahead_by_more_bits_than_the_other_has() -> None:
+    (d,) = compare_all(BITS, {"a": documents_of(1.0, 3.0), "b": documents_of(2.9, 1.2)})
+    means = {"a": 2.0 * 1.0098, "b": 2.05 * 1.0098}
+    assert (d.first, d.too_few, d.shown) == ("a", "seeds", False)
+    assert d.low == pytest.approx(-means["b"], rel=1e-4)
+    assert d.high == pytest.approx(means["a"], rel=1e-4)
+    assert summarize(BITS, documents_of(1.0, 3.0)).low == 0.0
+
+
+def test_few_rows_are_told_from_few_seeds() -> None:
+    """Three rows, on which all seeds agree."""
+    table = {"a": right_on(1 / 3, 1 / 3, 1 / 3, rows=3), "b": right_on(2 / 3, 2 / 3, 2 / 3, rows=3)}
+    (d,) = compare_all(ACCURACY, table)
+    assert (d.too_few, d.shown) == ("rows", False)
+
+
+# The interval of the difference decides, not the overlap of two single ones
+
+
+def overlap(table: Table, metric: Metric) -> bool:
+    """Return whether the intervals of the first two scores overlap."""
+    first, second = [summarize(metric, seeds) for seeds in table.values()][:2]
+    return max(first.low, second.low) <= min(first.high, second.high)
+
+
+def test_a_winner_is_named_where_single_intervals_overlap_and_the_rows_are_shared() -> None:
+    """One model is better on every document; how hard documents are moves both scores."""
+    rng = np.random.default_rng(0)
+    difficulty = rng.uniform(1, 3, 100)
+
+    def model(bits: float) -> list[Statistics]:
+        seeds = [difficulty + bits + rng.normal(0, 0.002) for _ in range(3)]
+        return [document_statistics([(np.log(2) * b * 100, 100) for b in seed]) for seed in seeds]
+
+    table = {"better": model(0.0), "worse": model(0.1)}
+    assert overlap(table, BITS)
+    (d,) = compare_all(BITS, table)
+    assert d.shown and d.first == "better" and d.high < 0
+
+
+def test_no_winner_is_named_where_single_intervals_are_apart_and_seeds_agree_by_chance() -> None:
+    """Other entrants of the table show how much seeds vary."""
+    table = {
+        "a": right_on(0.801, 0.8, 0.802, rows=2000),
+        "b": right_on(0.7, 0.702, 0.701, rows=2000),
+        "c": right_on(0.5, 0.9, 0.7, rows=2000),
+    }
+    assert not overlap(table, ACCURACY)
+    found = {(d.first, d.second): d for d in compare_all(ACCURACY, table)}
+    assert not found["a", "b"].shown
+    (alone,) = compare_all(ACCURACY, {name: table[name] for name in "ab"})
+    assert alone.shown
+
+
+def test_an_interval_inside_the_scale_is_not_changed() -> None:
+    table = {"a": right_on(0.8, 0.82, 0.81), "b": right_on(0.7, 0.71, 0.72)}
+    (d,) = compare_all(ACCURACY, table)
+    assert d.too_few == "" and d.shown
+    assert d.value - d.low == pytest.approx(d.high - d.value)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from kinfolk.reports.race_cards import emphasized, joined, summary
+from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, summary
 from kinfolk.reports.race_page import render
 from kinfolk.reports.race_tables import byte_count, pair_rows, score_part
 from kinfolk.reports.race_view import (
+    Entrant,
     Scale,
     label_counts,
     lead,
@@ -219,6 +220,106 @@ def test_pseudo_likelihoods_of_two_methods_share_no_chart() -> None:
     ]
     intervals = [{row["name"] for row in c["rows"]} for c in charts if c["kind"] == "interval"]
     assert intervals == [{"bert/tiny", "albert/tiny"}, {"t5/tiny"}]
+
+
+def learning_panels(found: dict[str, Any]) -> dict[str, set[str]]:
+    """Return the titles of the learning section, and whose curves each panel has."""
+    text = render(found).split('id="learning"')[1].split("</section>")[0]
+    panels = {}
+    for part in text.split("<h3>")[1:]:
+        data = part.split('<script type="application/json">')[1].split("</script>")[0]
+        panels[part.split("</h3>")[0]] = {one["name"] for one in json.loads(data)["series"]}
+    return panels
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "titles"),
+    [
+        ({"corpus": "bpe"}, {"corpus": "byte"}, ["mlm, tokens of bpe", "mlm, tokens of byte"]),
+        (
+            {"objective_settings": {"mask_rate": 0.15, "fixed_masks": False}},
+            {"objective_settings": {"mask_rate": 0.3, "fixed_masks": False}},
+            ["mlm, mask_rate 0.15", "mlm, mask_rate 0.3"],
+        ),
+    ],
+    ids=["two tokenizers", "two mask rates"],
+)
+def test_losses_of_two_kinds_share_no_panel(
+    first: dict[str, Any], second: dict[str, Any], titles: list[str]
+) -> None:
+    found = race(["a=bert/tiny", "b=bert/tiny", "c=bert/tiny"], tasks=())
+    a, b, c = found["entrants"][:3]
+    a |= first
+    b |= second
+    c |= first
+    assert learning_panels(found) == dict(zip(titles, [{"a", "c"}, {"b"}], strict=True))
+    b |= first
+    assert learning_panels(found) == {"mlm": {"a", "b", "c"}}
+
+
+def test_entrants_without_samples_are_named() -> None:
+    found = race(["gpt2/tiny", "t5/tiny", "bert/tiny", "electra/tiny"], tasks=())
+    found["not_sampled"] = [
+        {"entrant": "bert/tiny", "reason": "an encoder"},
+        {"entrant": "t5/tiny", "reason": "it writes spans"},
+        {"entrant": "electra/tiny", "reason": "an encoder"},
+    ]
+    sentence = "Not sampled: bert/tiny, electra/tiny (an encoder); t5/tiny (it writes spans)."
+    said = Page(render(found)).said
+    assert sentence in said.split("Generated text")[1].split("What it cost")[0]
+    found["samples"] = []  # the section vanishes, and the sentence is a note
+    said = Page(render(found)).said
+    assert "Generated text" not in said
+    assert sentence in said.split(" Notes ")[1]
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (
+            {"unit": "tokens", "low": 499_100, "high": 503_000, "spread": 0.0078},
+            "The runs read 499,100 to 503,000 tokens: 0.8 % of the budget apart.",
+        ),
+        (
+            {"unit": "flops", "low": 1.003e12, "high": 1.011e12, "spread": 0.008},
+            "The runs did 1.003e+12 to 1.011e+12 FLOPs: 0.8 % of the budget apart.",
+        ),
+        (
+            {"low": 171.0, "high": 189.0, "spread": 0.1},
+            "The runs took 2 min 51 s to 3 min 9 s: 10.0 % of the budget apart.",
+        ),
+    ],
+)
+def test_costs_say_how_far_apart_the_runs_are(measured: dict[str, Any], words: str) -> None:
+    found = race()
+    found["budget"]["measured"] = measured
+    said = Page(render(found)).said.replace("\u00a0", " ")
+    assert words in said.split("What it cost")[1]
+    assert words in said.split("Held-out text Text that")[0]
+
+
+def test_an_end_of_an_interval_is_told_from_0() -> None:
+    pair = {"first": "a", "second": "b", "value": -0.0047, "low": -0.0091, "high": -0.0003}
+    (found,) = pairs([{**pair, "p": 0.01, "shown": True}])
+    scale = Scale("bits per byte", "bits per byte", digits=3, lower_is_better=True)
+    (row,) = pair_rows([found], ["a", "b"], scale)
+    assert [cell.text for cell in row.cells[:2]] == ["−0.0047", "−0.0091 to −0.0003"]
+    assert scale.differences(0.0, 0.1234) == ["0.000", "+0.123"]
+
+
+def test_baselines_on_a_card_are_called_so() -> None:
+    entrants = {"a": Entrant("a", "e0", 0), "b": Entrant("b", "e1", None)}
+    rows = score_rows(rows_of(a=0.7, b=0.9), ACCURACY)
+
+    def card(shown: bool, value: float = 0.2) -> Card:
+        led = lead("t", ACCURACY, rows, pairs([pair_of("b", "a", value, shown)]))
+        assert led is not None
+        return lead_card(led, entrants)
+
+    assert card(shown=True).asides == ["A baseline.", "Shown to be ahead of a."]
+    assert card(shown=False).asides[0].startswith("Highest mean: the baseline b, 90.0 points")
+    rows = score_rows(rows_of(a=0.9, b=0.7), ACCURACY)
+    assert card(shown=True, value=-0.2).asides == ["Shown to be ahead of the baseline b."]
 
 
 def test_two_entrants_have_a_pair_and_no_matrix() -> None:

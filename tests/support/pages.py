@@ -14,6 +14,7 @@ import torch
 from kinfolk.families import family
 from kinfolk.reports import (
     audit_page,
+    claims_page,
     evaluation_page,
     inspect_page,
     isotropy_page,
@@ -460,6 +461,43 @@ def rising_rates() -> str:
     return lr_find_page.render(values)
 
 
+def claims() -> str:
+    """Return the page of claims: of text and of tasks, long names, and one that was not run."""
+
+    def effect(value: float, half: float, **changes: Any) -> dict[str, Any]:
+        verdict = "undecided" if abs(value) < half else "holds" if value > 0 else "reversed"
+        found = {"first": "electra/small", "second": "bert/small", "unit": "points", "stage": ""}
+        found |= {"value": value, "low": value - half, "high": value + half, "secondary": False}
+        return found | {"verdict": verdict, "words": f"a gain of {value}: {verdict}"} | changes
+
+    effects = {
+        "electra": [
+            effect(2.1, 0.8, stage="16 labels"),
+            effect(0.4, 0.9, secondary=True, first=LONG, second="bert/small (objective=mlm)"),
+        ],
+        "next-sentence": [effect(-1.3, 0.6)],
+        "recurrence": [effect(0.041, 0.02, unit="bits per byte", first="transformer_xl/small")],
+        EVIL: [effect(0.003, 0.02, unit="bits per byte")],
+        "not-run": [],
+    }
+    listed = [
+        {
+            "name": name,
+            "sentence": f"{name} is better, at equal compute, than what came before it",
+            "source": "Clark et al. 2020",
+            "setting": "equal compute",
+            "budget": "small, 2e13 FLOPs each, 3 seeds",
+            "command": f"kinfolk claims {name} --corpus {'c' * 60} -o runs/claims",
+            "verdict": found[0]["verdict"] if found else "not run",
+            "words": found[0]["words"] if found else "not run: there is no task with pairs",
+            "effects": found,
+            "races": [name] if found else [],
+        }
+        for name, found in effects.items()
+    ]
+    return claims_page.render({"claims": listed, "scale": {"size": "small"}, "seeds": 3})
+
+
 INSPECTED = "The quick fox jumps over a dog. It was not amused.\n\nA second text follows. It ends."
 
 
@@ -481,6 +519,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "quickstart": quickstart_page,
     "run": run_report,
     "evaluation": evaluation,
+    "claims": claims,
     "audit": audit,
     "tokenizers": tokenizers,
     "lr-find": rising_rates,

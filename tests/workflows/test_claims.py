@@ -163,6 +163,17 @@ def test_words_say_who_is_ahead_and_whether_it_would_matter() -> None:
     )
 
 
+def test_an_end_of_an_interval_is_told_from_0() -> None:
+    """The gain of weight tying was printed as -0.009 to 0.000."""
+    (claim,) = claims(["weight-tying"])
+    part = Part(first="tied", second="untied")
+    words = effect_words(claim, part, Measured(-0.0047, -0.0091, -0.0003, 3, {}), "bits per byte")
+    assert words.startswith(
+        "tied is behind untied by 0.0047 bits per byte (95 % interval of the gain -0.0091 to "
+        "-0.0003, 3 seeds"
+    )
+
+
 def test_the_centre_of_a_probe_is_that_above_random_weights() -> None:
     rows = [
         {"pretrained": True, "center_of_gravity": 2.5},

@@ -17,7 +17,7 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import train_tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.budget import Cost
+from kinfolk.workflows.budget import Cost, batch_flops
 from kinfolk.workflows.compare import (
     RaceResult,
     compare,
@@ -25,16 +25,18 @@ from kinfolk.workflows.compare import (
     race_options,
     resume_race,
 )
+from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.race_data import read_task
 from kinfolk.workflows.race_plan import Entrant, Job, Plan
 from kinfolk.workflows.race_pool import RaceCallback
-from kinfolk.workflows.race_results import measured_seconds
+from kinfolk.workflows.race_results import measured_spread
 from kinfolk.workflows.race_setup import (
     make_plan,
     processes_of_device,
     scaled,
     with_guessed_seconds,
 )
+from kinfolk.workflows.recipe import Recipe
 from support.runs import text
 
 GOOD, BAD = ("lovely", "great", "fine"), ("awful", "dull", "bad")
@@ -51,6 +53,7 @@ SMALL: dict[str, Any] = {
     "jobs": 0,
 }
 ENTRANTS = ["<b>gpt</b>=gpt2/nano", "bert/nano objective=mlm task.dropout=0.1", "ngram", "cove"]
+BERT = "bert/nano (objective=mlm, task.dropout=0.1)"
 # Values that depend on time, memory or the present date.
 TIMES = {
     *("seconds", "seconds_range", "tokens_per_second", "peak_bytes", "joules"),
@@ -101,12 +104,11 @@ def test_race_json_has_every_table(result: RaceResult) -> None:
         "5-gram": "baseline",
         "<b>gpt</b>": "likelihood",
         "ngram/tiny": "likelihood",
-        "bert/nano (objective=mlm, task.dropout=0.1)": "pseudo-likelihood",
+        BERT: "pseudo-likelihood",
     }
     (task,) = race["tasks"]
-    bert = "bert/nano (objective=mlm, task.dropout=0.1)"
     scored = Counter(row["entrant"] for row in task["rows"])
-    names = ("<b>gpt</b>", bert, "bilstm/nano", "majority", "TF-IDF")
+    names = ("<b>gpt</b>", BERT, "bilstm/nano", "majority", "TF-IDF")
     assert scored == dict.fromkeys(names, 1)
     assert all(len(row["seeds"]) == 2 for row in task["rows"] if not row["baseline"])
     assert {entry["entrant"] for entry in task["left_out"]} == {"ngram/tiny", "cove/tiny"}
@@ -129,15 +131,54 @@ def test_pseudo_likelihoods_are_not_compared_with_likelihoods(result: RaceResult
         )
 
 
-def test_budgets_are_equal_within_two_percent(result: RaceResult) -> None:
-    tokens = [
-        entrant["cost"]["tokens"]
-        for entrant in result.race["entrants"]
-        if entrant["cost"] and entrant["cost"]["tokens"]
-    ]
-    assert len(tokens) == 2
-    assert max(tokens) - min(tokens) <= 0.02 * SMALL["tokens"]
+def test_runs_read_as_many_tokens_within_two_percent(result: RaceResult) -> None:
+    """Those of the logs; the plan has the mean of a step."""
+    read = {}
+    for run in (result.path / "runs").glob("*/seed-*"):
+        lines = [json.loads(line) for line in (run / "speed.jsonl").read_text().splitlines()]
+        tokens = sum(line["seconds"] * line["tokens_per_second"] for line in lines)
+        if run.parent.name != "ngram-tiny":  # which counts the whole text
+            read[run.parent.name, run.name] = tokens
+    assert len(read) == 4
+    least, most = min(read.values()), max(read.values())
+    assert most - least <= 0.02 * SMALL["tokens"]
     assert result.race["budget"]["spread"] <= 0.02
+    measured = result.race["budget"]["measured"]
+    assert measured == {
+        "unit": "tokens",
+        "low": pytest.approx(least),
+        "high": pytest.approx(most),
+        "spread": pytest.approx((most - least) / SMALL["tokens"]),
+    }
+    costs = {e["name"]: e["cost"] for e in result.race["entrants"] if e["cost"]}
+    for name, folder in (("<b>gpt</b>", "b-gpt-b"), (BERT, "bert-nano-objective-mlm")):
+        own = [tokens for (run, _), tokens in read.items() if run.startswith(folder)]
+        assert len(own) == 2
+        assert costs[name]["tokens"] == pytest.approx(sum(own) / 2)
+        assert costs[name]["tokens_range"] == pytest.approx([min(own), max(own)])
+    page = (result.path / "race.html").read_text(encoding="utf-8")
+    assert f"The runs read {least:,.0f} to {most:,.0f} tokens: " in page
+
+
+def test_runs_do_as_many_flops_within_two_percent(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Counted on every batch of a seed that the plan has not read, as many as the log has steps."""
+    chosen = {**SMALL, "tokens": None, "flops": 6e9, "samples": 0, "baselines": False}
+    entrants = ["gpt2/nano", "bert/nano", "electra/nano", "t5/nano"]
+    found = compare(entrants, inputs[0], tmp_path / "race", **chosen)
+    done = {}
+    for name in entrants:
+        run = found.path / "runs" / name.replace("/", "-") / "seed-1"
+        work = PretrainWorkload(Recipe.read(run / "recipe.json"))
+        steps = len((run / "log.jsonl").read_text().splitlines())
+        count = len(work.batches)
+        done[name] = sum(batch_flops(work, work.batches[n % count]) for n in range(steps))
+    assert max(done.values()) - min(done.values()) <= 0.02 * 6e9
+    measured = found.race["budget"]["measured"]
+    assert measured["unit"] == "flops" and measured["spread"] <= 0.02
+    for entrant in found.race["entrants"]:
+        assert entrant["cost"]["flops"] == pytest.approx(done[entrant["name"]], rel=0.02)
 
 
 def test_the_page_escapes_names_and_labels(result: RaceResult) -> None:
@@ -155,6 +196,61 @@ def test_race_csv_has_each_seed_and_the_mean(result: RaceResult) -> None:
         "1": 1,
         "mean": 1,
     }
+
+
+def test_race_csv_says_which_scores_are_comparable(result: RaceResult) -> None:
+    with (result.path / "race.csv").open(encoding="utf-8", newline="") as file:
+        lines = [*csv.DictReader(file)]
+    found = {
+        (line["table"], line["entrant"]): (line["kind"], line["method"], line["units"])
+        for line in lines
+    }
+    ngram = "likelihood, left to right, of {}-gram counts"
+    assert found == {
+        ("held-out text", "unigram"): ("baseline", ngram.format(1), "text"),
+        ("held-out text", "5-gram"): ("baseline", ngram.format(5), "text"),
+        ("held-out text", "<b>gpt</b>"): ("likelihood", "likelihood, left to right", "text"),
+        ("held-out text", "ngram/tiny"): ("likelihood", "likelihood, left to right", "text"),
+        ("held-out text", BERT): (
+            "pseudo-likelihood",
+            "pseudo-likelihood, each token from all others",
+            "tokens of corpus",
+        ),
+        ("films.tsv", "<b>gpt</b>"): ("fine-tuned", "", ""),
+        ("films.tsv", BERT): ("fine-tuned", "", ""),
+        **{("films.tsv", n): ("baseline", "", "") for n in ("majority", "TF-IDF", "bilstm/nano")},
+    }
+
+
+def test_entrants_without_samples_are_named_with_the_reason(result: RaceResult) -> None:
+    reason = "trained to predict tokens from both sides or labels, and cannot continue a text"
+    assert result.race["not_sampled"] == [{"entrant": BERT, "reason": reason}]
+    page = (result.path / "race.html").read_text(encoding="utf-8")
+    assert f"Not sampled: {BERT} ({reason})." in page
+
+
+@pytest.mark.parametrize(
+    ("entrants", "seeds", "start"),
+    [
+        (["gpt2/nano"], 1, "--seeds 1: no interval covers the chance in training"),
+        (["gpt2/nano"], 2, "--seeds 2: intervals from the spread of 2 seeds are so wide"),
+        (["gpt2/nano"], 3, None),
+        (["ngram"], 1, None),  # no seed changes it
+    ],
+)
+def test_few_seeds_are_warned_of_before_training_and_in_the_notes(
+    inputs: tuple[Path, Path], entrants: list[str], seeds: int, start: str | None
+) -> None:
+    chosen = {**SMALL, "seeds": seeds}
+    amounts, jobs = {"tokens": chosen.pop("tokens")}, chosen.pop("jobs")
+    options = race_options(entrants, inputs[0], amounts, **chosen)
+    said: list[str] = []
+    plan = plan_only(options, jobs=jobs, on_message=said.append)
+    assert "measuring the steps of 1 entrant" in said
+    for messages in (said, plan.notes):
+        found = [message for message in messages if "--seeds" in message]
+        assert len(found) == (start is not None)
+        assert start is None or found[0].startswith(start)
 
 
 def test_scores_of_test_rows_are_those_of_the_statistics(result: RaceResult) -> None:
@@ -426,7 +522,7 @@ def test_fine_tuning_has_the_same_defaults_for_all(result: RaceResult) -> None:
     assert settings["majority"] is None
     networks = {name: chosen for name, chosen in settings.items() if chosen is not None}
     assert {chosen["steps"] for chosen in networks.values()} == {3}
-    bert = networks["bert/nano (objective=mlm, task.dropout=0.1)"]
+    bert = networks[BERT]
     assert bert == {"lr": 1.9e-3, "steps": 3, "pooling": "first, starts as the mean"}
     assert networks["<b>gpt</b>"]["pooling"] == "last"
     page = (result.path / "race.html").read_text(encoding="utf-8")
@@ -450,10 +546,11 @@ def test_the_measured_spread_of_a_budget_in_minutes_is_that_of_all_runs() -> Non
     plan: Any = SimpleNamespace(jobs=jobs, budget={"kind": "minutes", "amount": 2})
     seconds = [114.0, 126.0, None]  # a counted model has none, and a run is not done yet
     results = {f"p{n}": {"seconds": value} for n, value in enumerate(seconds)}
-    found = measured_seconds(plan, results)
-    assert found == {"low": 114.0, "high": 126.0, "spread": pytest.approx(0.1)}
+    found = measured_spread(plan, results)
+    spread = pytest.approx(0.1)
+    assert found == {"unit": "seconds", "low": 114.0, "high": 126.0, "spread": spread}
     plan.budget["kind"] = "tokens"
-    assert measured_seconds(plan, results) is None
+    assert measured_spread(plan, results) is None
 
 
 @pytest.mark.parametrize(

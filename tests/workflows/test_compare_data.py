@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ from kinfolk.workflows.race_plan import (
 from kinfolk.workflows.race_pool import Workers
 from kinfolk.workflows.race_results import command_line, rarer_options
 from kinfolk.workflows.race_scores import development_documents, development_loss
-from kinfolk.workflows.race_tables import Table, prediction_units, score_words
+from kinfolk.workflows.race_tables import Table, corpus_names, prediction_units, score_words
 from kinfolk.workflows.race_tasks import any_raw, finetune_arguments, finetune_steps
 from kinfolk.workflows.recipe import recipe
 from support.runs import Home, text
@@ -99,18 +100,22 @@ def test_the_command_of_a_page_has_every_option_that_was_given() -> None:
 
 def test_pseudo_likelihoods_are_compared_within_their_units() -> None:
     def units(words: str, corpus: str = "a", **objective: float) -> str:
-        recipe = {"objective": objective}
-        return prediction_units(
-            PlannedEntrant("x", "x", "t5/nano", corpus=corpus, recipe=recipe), words
-        )
+        entrant = PlannedEntrant("x", "x", "t5/nano", recipe={"objective": objective})
+        return prediction_units(entrant, words, corpus)
 
     spans, tokens = "pseudo-likelihood, each span", "pseudo-likelihood, each token"
     assert units(spans, mean_span_length=3) != units(spans, mean_span_length=1)
     assert units(tokens, mask_rate=0.1) == units(tokens, mask_rate=0.2)
     assert units(tokens, corpus="a") != units(tokens, corpus="b")
-    assert units(tokens, corpus="race/a") == "tokens of a"
+    assert units(tokens, corpus="bpe") == "tokens of bpe"
     electra = PlannedEntrant("x", "x", "electra/nano", objective="rtd")
     assert score_words(electra, {"words": tokens}) == tokens.replace(",", " of the generator,")
+
+
+def test_corpora_of_one_name_have_their_whole_path() -> None:
+    entrants = [PlannedEntrant("x", "x", "t5/nano", corpus=c) for c in ("a/bpe", "b/bpe", "b/byte")]
+    plan: Any = SimpleNamespace(entrants=entrants)
+    assert corpus_names(plan) == {"a/bpe": "a/bpe", "b/bpe": "b/bpe", "b/byte": "byte"}
 
 
 def test_scores_keep_the_numbers_of_their_seeds() -> None:

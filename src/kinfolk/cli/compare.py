@@ -294,21 +294,40 @@ def show_plan(plan: "Plan") -> None:
 
 def show_race(race: Mapping[str, Any]) -> None:
     """Print the tables and what they show."""
-    rows = table("entrant", *numbers("bits per byte", "95 % interval"), "kind")
-    for row in sorted(race["likelihood"]["rows"], key=lambda row: (row["kind"], row["mean"])):
-        interval = f"{row['low']:.3f} to {row['high']:.3f}"
-        rows.add_row(escape(visible(row["entrant"])), f"{row['mean']:.3f}", interval, row["kind"])
-    if race["likelihood"]["rows"]:
-        print_table(rows, "held-out text")
+    from kinfolk.reports.page import plural
+
+    show_text(race["likelihood"])
     for task in race["tasks"]:
         show_task(task)
     print_line("")
     for sentence in race["verdicts"][:MAX_SENTENCES]:
         print_line(f"- {sentence}")
-    if len(race["verdicts"]) > MAX_SENTENCES:
-        print_line(f"- {len(race['verdicts']) - MAX_SENTENCES} more sentences are in race.json")
+    if left := max(0, len(race["verdicts"]) - MAX_SENTENCES):
+        verb = "is" if left == 1 else "are"
+        print_line(f"- {plural(left, 'more sentence')} {verb} in race.json")
     for sentence in race["notes"]:
         note(sentence)
+
+
+def show_text(likelihood: Mapping[str, Any]) -> None:
+    """Print the scores of held-out text: a table for those that are comparable, likelihoods first.
+
+    Pseudo-likelihoods of another method, or of other units, stand in a table of their own.
+    """
+    comparable: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in likelihood["rows"]:
+        is_pseudo = row["kind"] == "pseudo-likelihood"
+        comparable[(row["words"], row.get("units", "")) if is_pseudo else ("", "")].append(row)
+    for (method, units), found in sorted(comparable.items()):
+        rows = table("entrant", *numbers("bits per byte", "95 % interval"), "kind")
+        for row in sorted(found, key=lambda row: row["mean"]):
+            name, interval = (
+                escape(visible(row["entrant"])),
+                f"{row['low']:.3f} to {row['high']:.3f}",
+            )
+            rows.add_row(name, f"{row['mean']:.3f}", interval, row["kind"])
+        title = f"held-out text, {method}, {units}; not comparable with other tables"
+        print_table(rows, escape(visible(title)) if method else "held-out text")
 
 
 def show_task(task: Mapping[str, Any]) -> None:
@@ -330,7 +349,9 @@ def show_task(task: Mapping[str, Any]) -> None:
         scores = [f"{scale * row['mean']:.1f}" if row else "" for row in found]
         row = found[-1]
         interval = f"{scale * row['low']:.1f} to {scale * row['high']:.1f}" if row else ""
-        rows.add_row(escape(visible(name)), *scores, interval)
+        is_baseline = any(row["baseline"] for row in found if row)
+        shown = f"{name} (baseline)" if is_baseline else name
+        rows.add_row(escape(visible(shown)), *scores, interval)
     for entry in task["left_out"]:
         blank = [""] * len(sizes)
         rows.add_row(escape(visible(entry["entrant"])), *blank, escape(visible(entry["reason"])))

@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ class Difference:
 
     Interval and p-value are those of all pairs of a table together (Bonferroni): the probability
     that any of its intervals misses its expectation is at most 5 %. `shown` means that the interval
-    excludes 0.
+    excludes 0. The interval ends where the scale of the metric does.
     """
 
     first: str
@@ -64,6 +65,8 @@ class Difference:
     seeds: int  # of the entrant with fewer, among those that depend on a seed; 0: neither does
     rows_only: bool  # the interval covers rows, but not how another seed would train
     fixed: tuple[str, ...] = ()  # those of the two that no seed changes
+    # Where the interval was wider than the scale of the metric: what there is too little of.
+    too_few: Literal["", "seeds", "rows"] = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,9 @@ def compare_all(
         pair for pair in combinations(ranked, 2) if not all(name in baselines for name in pair)
     ]
     pooled = _pooled(samples.values())
-    return [_difference(first, second, samples, pooled, len(pairs)) for first, second in pairs]
+    return [
+        _difference(metric, first, second, samples, pooled, len(pairs)) for first, second in pairs
+    ]
 
 
 def _samples(
@@ -215,25 +220,54 @@ def _pooled(samples: Collection[_Sample]) -> _Variance:
 
 
 def _difference(
-    first: str, second: str, samples: Mapping[str, _Sample], pooled: _Variance, pairs: int
+    metric: Metric,
+    first: str,
+    second: str,
+    samples: Mapping[str, _Sample],
+    pooled: _Variance,
+    pairs: int,
 ) -> Difference:
     a, b = samples[first], samples[second]
     value = a.value - b.value
-    parts = a.seed_variance(pooled), b.seed_variance(pooled), _row_variance(a, b)
-    half = _half_width(parts, (1 - CONFIDENCE_LEVEL) / pairs)
+    seeds, rows = (a.seed_variance(pooled), b.seed_variance(pooled)), _row_variance(a, b)
+    error_rate = (1 - CONFIDENCE_LEVEL) / pairs
+    half = _half_width((*seeds, rows), error_rate)
+    lowest, highest = _possible_differences(metric, a, b)
+    too_few: Literal["", "seeds", "rows"] = ""
+    if 2 * half > _scale_width(metric, a, b):
+        by_seeds = _half_width(seeds, error_rate) > _half_width([rows], error_rate)
+        too_few = "seeds" if by_seeds else "rows"
     return Difference(
         first=first,
         second=second,
         value=value,
-        low=value - half,
-        high=value + half,
-        p=min(1.0, pairs * _p_value(value, parts)),
+        low=max(value - half, lowest),
+        high=min(value + half, highest),
+        p=min(1.0, pairs * _p_value(value, (*seeds, rows))),
         shown=abs(value) > half,
         seeds=min((len(s.scores) for s in (a, b) if not s.fixed), default=0),
         rows_only=any(not s.fixed and not s.df for s in (a, b))
         and not any(s.df and not s.baseline for s in samples.values()),
         fixed=tuple(name for name in (first, second) if samples[name].fixed),
+        too_few=too_few,
     )
+
+
+def _scale_width(metric: Metric, a: _Sample, b: _Sample) -> float:
+    """Return how far two scores can be apart; without a maximum, how far the larger is from 0."""
+    highest = max(a.value, b.value) if metric.lower_is_better else metric.maximum
+    return highest - metric.minimum
+
+
+def _possible_differences(metric: Metric, a: _Sample, b: _Sample) -> tuple[float, float]:
+    """Return the least and the largest difference that the scale of a metric allows.
+
+    Where lower is better there is no maximum, but none is better than the minimum: an entrant can
+    be ahead of another by no more than the whole score of the other.
+    """
+    if metric.lower_is_better:
+        return metric.minimum - b.value, a.value - metric.minimum
+    return metric.minimum - metric.maximum, metric.maximum - metric.minimum
 
 
 def _row_variance(a: _Sample, b: _Sample) -> _Variance:

@@ -33,11 +33,7 @@ class _Wording:
 
     def numbers(self, *values: float) -> list[str]:
         """Format numbers alike, with enough decimals to tell each from 0."""
-        scaled = [self.scale * value for value in values]
-        decimals = DECIMALS.get(self.unit, 2)
-        while decimals < MAX_DECIMALS and any(v and not round(v, decimals) for v in scaled):
-            decimals += 1
-        return [f"{round(v, decimals) + 0.0:.{decimals}f}" for v in scaled]
+        return format_alike([self.scale * value for value in values], self.unit)
 
     def lead(self, d: Difference) -> str:
         """Return by how much the first entrant is better, with the interval."""
@@ -46,8 +42,21 @@ class _Wording:
 
     def reach(self, ties: Sequence[Difference]) -> str:
         """Return how large the differences of undecided pairs may be."""
+        wide = [d for d in ties if d.too_few]
+        if wide:
+            which = "all 95 % intervals are"
+            if len(wide) < len(ties):
+                noun = "interval" if len(wide) == 1 else "intervals"
+                verb = "is" if len(wide) == 1 else "are"
+                which = f"the 95 % {noun} of {len(wide)} of {len(ties)} pairs {verb}"
+            return f"{self.too_few(wide)}: {which} wider than the scale"
         (most,) = self.numbers(max(abs(bound) for d in ties for bound in (d.low, d.high)))
         return f"all 95 % intervals include 0 and reach up to {most} {self.unit}"
+
+    def too_few(self, wide: Sequence[Difference]) -> str:
+        """Return what there is too little of, where intervals are wider than the scale."""
+        rows = ROWS.get(self.unit, "test rows")
+        return f"too few {rows if all(d.too_few == 'rows' for d in wide) else 'seeds'} to tell"
 
     def share(self, d: Difference) -> str:
         """Return the difference of bits in percent of the second entrant's."""
@@ -56,16 +65,26 @@ class _Wording:
         return f"{100 * better_by(d)[0] / self.means[d.second]:.1f} %, "
 
     def runs(self, differences: Sequence[Difference]) -> str:
-        """Return how many seeds the intervals cover."""
+        """Return how many seeds the intervals cover, and which models no seed changes."""
+        fixed = dict.fromkeys(self.title(name) for d in differences for name in d.fixed)
+        unchanged = [f"no seed changes {join_words([*fixed], 'or')}"] if fixed else []
+        seeds = min((d.seeds for d in differences if d.seeds), default=0)
+        covered: list[str] = []
         if any(d.rows_only for d in differences):
             rows = ROWS.get(self.unit, "test rows")
-            return f"one seed: the interval covers {rows} only, not training"
-        seeds = min((d.seeds for d in differences if d.seeds), default=0)
-        if not seeds:
-            return ""
-        words = f"{seeds} seeds" if seeds >= self.seeds else f"{seeds} of {self.seeds} seeds"
-        fixed = dict.fromkeys(name for d in differences for name in d.fixed)
-        return f"{words}; no seed changes {join_words([*fixed], 'or')}" if fixed else words
+            covered = [f"one seed: the interval covers {rows} only, not training"]
+        elif seeds:
+            planned = f" of {self.seeds}" if seeds < self.seeds else ""
+            covered = [f"{seeds}{planned} {'seed' if seeds == self.seeds == 1 else 'seeds'}"]
+        return "; ".join(covered + unchanged)
+
+
+def format_alike(values: Sequence[float], unit: str) -> list[str]:
+    """Format numbers of a unit alike, with enough decimals to tell each from 0."""
+    decimals = DECIMALS.get(unit, 2)
+    while decimals < MAX_DECIMALS and any(v and not round(v, decimals) for v in values):
+        decimals += 1
+    return [f"{round(v, decimals) + 0.0:.{decimals}f}" for v in values]
 
 
 def unit_of(metric: Metric) -> tuple[str, float]:
@@ -119,7 +138,8 @@ def _ahead(wording: _Wording, group: Sequence[Difference]) -> str:
     leaders = list(dict.fromkeys(d.first for d in group))
     others = list(dict.fromkeys(wording.title(d.second) for d in group))
     ending = _after(wording.runs(group))
-    start = f"{join_words(leaders)} {'is' if len(leaders) == 1 else 'are'} ahead of"
+    named = join_words([wording.title(name) for name in leaders])
+    start = f"{named} {'is' if len(leaders) == 1 else 'are'} ahead of"
     if len(group) == 1:
         return f"{start} {others[0]} on {wording.where} by {wording.lead(group[0])}{ending})"
     if len(group) == 2 and len(leaders) == 1:
@@ -131,8 +151,8 @@ def _ahead(wording: _Wording, group: Sequence[Difference]) -> str:
     by = least if least == most else f"{least} to {most}"
     return (
         f"{start} {join_words(others)} on {wording.where} by {by} {wording.unit} "
-        f"(95 % interval of {closest.first} over {closest.second}, the closest to 0: {low} to "
-        f"{high}{ending})"
+        f"(95 % interval of {wording.title(closest.first)} over {wording.title(closest.second)}, "
+        f"the closest to 0: {low} to {high}{ending})"
     )
 
 
@@ -149,9 +169,10 @@ def _tie(wording: _Wording, group: Sequence[str], ties: Mapping[frozenset[str], 
     ending = _after(wording.runs(within))
     if len(within) == 1:
         value, low, high = wording.numbers(*better_by(within[0]))
-        return (
-            f"{between} (difference {value} {wording.unit}, 95 % interval {low} to {high}{ending})"
-        )
+        known = f"95 % interval {low} to {high}"
+        if within[0].too_few:
+            known = f"{wording.too_few(within)}: the 95 % interval is wider than the scale"
+        return f"{between} (difference {value} {wording.unit}, {known}{ending})"
     (largest,) = wording.numbers(max(better_by(d)[0] for d in within))
     return (
         f"{between} (differences of at most {largest} {wording.unit}, {wording.reach(within)}"

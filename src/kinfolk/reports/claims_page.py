@@ -9,6 +9,7 @@ from kinfolk.reports import page
 from kinfolk.reports.charts import IntervalRow, interval_chart
 
 VERDICTS = {"holds": 2, "reversed": 1, "undecided": 0}  # and their colors
+DIGITS = {"bits per byte": 3, "points": 1}
 TITLES = {
     "bits per byte": "Claims about held-out text",
     "points": "Claims about tasks",
@@ -45,7 +46,8 @@ def chart(claims: Sequence[Mapping[str, Any]], unit: str) -> str:
         for effect in claim["effects"]
         if effect["unit"] == unit and None not in (effect["value"], effect["low"], effect["high"])
     ]
-    digits = 1 if unit == "points" else 3
+    ends = [end for row in rows for end in (row.value, row.low, row.high)]
+    digits = page.digits_from_0(ends, DIGITS.get(unit, 2))
     return interval_chart(rows, x=f"gain in {unit}", digits=digits, zero=True) if rows else ""
 
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import math
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kinfolk.files import new_file
 from kinfolk.reports.charts import compact_number
 
 STATIC = Path(__file__).parent / "static"
+MAX_DIGITS = 5  # of a number near 0
 PAGE_SCRIPTS = ("page.js",)
 CHART_SCRIPTS = ("echarts.min.js", "axes.js", "curves.js", "rows.js", "charts.js")
 
@@ -74,6 +76,14 @@ def format_number(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def digits_from_0(values: Iterable[float], digits: int) -> int:
+    """Return how many digits tell each of several numbers from 0, those given or more."""
+    known = [value for value in values if value]
+    while digits < MAX_DIGITS and not all(round(value, digits) for value in known):
+        digits += 1
+    return digits
 
 
 def duration(seconds: float) -> str:

@@ -69,17 +69,27 @@ def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
     score = f"{scale.score(best.mean)} {scale.unit}"
     if best.low is not None and best.high is not None:
         score += f", 95 % interval {scale.score(best.low)} to {scale.score(best.high)}"
-    asides = [f"{'Lowest' if scale.lower_is_better else 'Highest'} mean: {best.name}, {score}."]
+    name = titled(best.name, entrants)
+    asides = [f"{'Lowest' if scale.lower_is_better else 'Highest'} mean: {name}, {score}."]
+    behind, equals = (
+        [titled(name, entrants) for name in names] for names in (lead.behind, lead.equals)
+    )
     if not lead.equals and not lead.behind:
         return Card(lead.title, "Not compared yet", scale.metric, asides)
     if not lead.equals:
-        ahead = f"Shown to be ahead of {joined(lead.behind)}."
-        return Card(lead.title, best.name, score, [ahead], entrants[best.name].color)
+        ahead = f"Shown to be ahead of {joined(behind)}."
+        kind = ["A baseline."] if entrants[best.name].color is None else []
+        return Card(lead.title, best.name, score, [*kind, ahead], entrants[best.name].color)
     if not lead.behind:
         return Card(lead.title, "No difference shown", scale.metric, asides)
-    asides.append(f"No difference shown from {joined(lead.equals)}.")
-    asides.append(f"Shown to be ahead of {joined(lead.behind)}.")
+    asides.append(f"No difference shown from {joined(equals)}.")
+    asides.append(f"Shown to be ahead of {joined(behind)}.")
     return Card(lead.title, f"{len(lead.equals) + 1} share the lead", scale.metric, asides)
+
+
+def titled(name: str, entrants: Mapping[str, Entrant]) -> str:
+    """Return the name of an entrant, and that it is a baseline."""
+    return f"the baseline {name}" if entrants[name].color is None else name
 
 
 def joined(names: Sequence[str], most: int = 3) -> str:
@@ -100,11 +110,22 @@ def budget_card(race: Json) -> list[Card]:
         [] if spread is None else [f"Planned budgets are equal within {100 * spread:.1f}\u00a0%."]
     )
     if measured := budget.get("measured"):
-        low, high = duration(measured["low"]), duration(measured["high"])
-        apart = f"{100 * measured['spread']:.1f}\u00a0%"
-        asides.append(f"The runs took {low} to {high}: {apart} of the budget apart.")
+        asides.append(measured_words(measured))
     words = str(budget["words"])
     return [Card("Budget", words.removesuffix(" each"), "for each entrant", asides)]
+
+
+def measured_words(measured: Json) -> str:
+    """Say how far apart all runs are in what the budget limits."""
+    unit = measured.get("unit", "seconds")
+    ends = [measured["low"], measured["high"]]
+    did, low, high = {
+        "seconds": ("took", *(duration(end) for end in ends)),
+        "tokens": ("read", f"{ends[0]:,.0f}", f"{ends[1]:,.0f} tokens"),
+        "flops": ("did", f"{ends[0]:.4g}", f"{ends[1]:.4g} FLOPs"),
+    }[unit]
+    apart = f"{100 * measured['spread']:.1f}\u00a0%"
+    return f"The runs {did} {low} to {high}: {apart} of the budget apart."
 
 
 def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list[Card]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -78,7 +78,8 @@ def outlier_note(outliers: Sequence[ScoreRow], scale: Scale) -> Markup:
     if not outliers:
         return Markup()
     names = ", ".join(f"{row.name} ({scale.score(row.mean)})" for row in outliers)
-    return Markup('<p class="hint far">Off the axis: {}.</p>\n').format(names)
+    kind = "baseline" if len(outliers) == 1 else "baselines"
+    return Markup('<p class="hint far">Off the axis: the {} {}.</p>\n').format(kind, names)
 
 
 def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
@@ -109,19 +110,51 @@ def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entra
     return line_chart(series, [], x=x, y=scale.axis, log_x=True, markers=True, digits=scale.digits)
 
 
+@dataclass(frozen=True)
+class LossKind:
+    """What a loss is one of: losses of different kinds share no axis."""
+
+    objective: str
+    corpus: str  # of the tokenizer
+    settings: tuple[tuple[str, str], ...]  # of the objective
+
+    @classmethod
+    def of(cls, entrant: Json) -> "LossKind":
+        """Return the kind of an entrant's loss."""
+        settings = entrant.get("objective_settings") or {}
+        return cls(
+            entrant["curve"].get("objective") or "loss",
+            entrant.get("corpus") or "",
+            tuple(sorted((name, str(value)) for name, value in settings.items())),
+        )
+
+    def title(self, others: Sequence["LossKind"]) -> str:
+        """Return the objective, and what sets it apart from others with the same objective."""
+        same = [kind for kind in others if kind.objective == self.objective]
+        parts = [self.objective]
+        if any(kind.corpus != self.corpus for kind in same):
+            parts.append(f"tokens of {self.corpus}")
+        parts += [
+            f"{name} {value}"
+            for name, value in self.settings
+            if any((name, value) not in kind.settings for kind in same)
+        ]
+        return ", ".join(parts)
+
+
 def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
-    """Return the choices of the axis, and a panel of curves for every objective."""
-    objectives: dict[str, list[Json]] = {}
+    """Return the choices of the axis, and a panel of curves for every kind of loss."""
+    kinds: dict[LossKind, list[Json]] = {}
     for one in running:
         if (one.get("curve") or {}).get("steps"):
-            objectives.setdefault(one["curve"].get("objective") or "loss", []).append(one)
+            kinds.setdefault(LossKind.of(one), []).append(one)
     axes = [
         axis
         for axis in LEARNING_AXES
-        if all(axis_values(one, axis) for found in objectives.values() for one in found)
+        if all(axis_values(one, axis) for found in kinds.values() for one in found)
     ]
     panels = []
-    for objective, found in objectives.items():
+    for kind_of_loss, found in kinds.items():
         held_out = all(len(curve_points(one, "eval_loss")) > 1 for one in found)
         key = "eval_loss" if held_out else "train_loss"
         kind = "held-out loss" if held_out else "training loss"
@@ -129,7 +162,7 @@ def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
             replace(part, chart=learning_chart(found, key, part.key, kind, entrants))
             for part in choices(axes, LEARNING_AXES)
         ]
-        panels.append({"title": objective, "parts": parts})
+        panels.append({"title": kind_of_loss.title([*kinds]), "parts": parts})
     return {"axes": choices(axes, LEARNING_AXES), "panels": panels}
 
 
@@ -141,7 +174,7 @@ def choices(keys: Sequence[str], labels: Mapping[str, str]) -> list[Part]:
 def learning_chart(
     found: Sequence[Json], key: str, axis: str, y: str, entrants: Entrants
 ) -> Markup:
-    """Draw the loss of entrants with one objective against tokens, FLOPs or seconds."""
+    """Draw the losses of one kind against tokens, FLOPs or seconds."""
     series = []
     for one in found:
         points = curve_points(one, key)

@@ -106,8 +106,14 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!navigator.clipboard) continue;
     button.hidden = false;
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
-      button.textContent = "copied";
+      const code = button.parentElement.querySelector("code");
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+        button.textContent = "copied";
+      } catch {
+        getSelection().selectAllChildren(code); // the browser refuses: the reader copies it
+        button.textContent = "selected";
+      }
     });
   }
 });

@@ -34,9 +34,9 @@ PSEUDO_HINT = (
     "ranked against likelihoods, nor against those of another method or of other units."
 )
 LEARNING_HINT = (
-    "Only losses of the same objective share a panel: a loss of one objective says nothing about "
-    "that of another. Lines join evaluations on held-out text where there are any, and training "
-    "losses elsewhere."
+    "Only losses of the same objective, with the same settings and the same tokenizer, share a "
+    "panel: a loss of another kind says nothing about them. Lines join evaluations on held-out "
+    "text where there are any, and training losses elsewhere."
 )
 POINTS = "Points: the mean over seeds. Lines: its 95 % interval."
 TRADEOFF_HINT = (
@@ -91,8 +91,10 @@ def render(race: Mapping[str, Any]) -> str:
         for index, task in enumerate(race.get("tasks") or ())
         if score_rows(task.get("rows") or (), task_scale(task))
     ]
+    sampled = any(not sample.get("reference") for sample in race.get("samples") or ())
     leads = [found.lead for found in ([text] if text else []) + tasks if found.lead]
     cost_columns, cost_rows = cost_table(running)
+    missing = not_sampled(race.get("not_sampled") or ())
     return page.render(
         "race_page.html",
         title=TITLE,
@@ -106,13 +108,13 @@ def render(race: Mapping[str, Any]) -> str:
         learning={"hint": LEARNING_HINT, **race_charts.learning(running, entrants)},
         tradeoff={"hint": TRADEOFF_HINT, **race_charts.tradeoff(race, entrants)},
         probes=race_charts.probes(race.get("probes") or (), entrants),
-        samples=samples_section(race.get("samples") or ()),
-        costs={"hint": COST_HINT, "columns": cost_columns, "rows": cost_rows},
+        samples=samples_section(race.get("samples") or (), missing),
+        costs={"hint": cost_hint(race), "columns": cost_columns, "rows": cost_rows},
         left_out=[one for one in race.get("entrants") or () if one.get("left_out")],
         rules=race_cards.rules(race),
         facts=race_cards.facts(race),
         command=race.get("command"),
-        notes=race.get("notes") or (),
+        notes=[*(race.get("notes") or ()), *([missing] if missing and not sampled else [])],
     )
 
 
@@ -201,8 +203,23 @@ def task_hint(task: Json, scale: Scale) -> str:
     return f"{words} {POINTS}{pale}"
 
 
-def samples_section(samples: Sequence[Json]) -> dict[str, Any]:
-    """Return generated texts and the table of their quality."""
+def cost_hint(race: Json) -> str:
+    """Say what the costs are, and how far apart the runs are in what the budget limits."""
+    measured = (race.get("budget") or {}).get("measured")
+    return f"{COST_HINT} {race_cards.measured_words(measured)}" if measured else COST_HINT
+
+
+def not_sampled(left_out: Sequence[Json]) -> str:
+    """Say which entrants generated no text, those of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for one in left_out:
+        reasons.setdefault(one["reason"], []).append(one["entrant"])
+    groups = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+    return f"Not sampled: {'; '.join(groups)}." if groups else ""
+
+
+def samples_section(samples: Sequence[Json], missing: str) -> dict[str, Any]:
+    """Return generated texts, the table of their quality, and who generated none."""
     if all(sample.get("reference") for sample in samples):
         return {"rows": []}
     columns, cells = sample_table(samples)
@@ -212,4 +229,4 @@ def samples_section(samples: Sequence[Json]) -> dict[str, Any]:
         prompts = [str(prompt) for prompt in sample.get("prompts") or ()]
         pairs = list(zip_longest(prompts[: len(texts)], texts, fillvalue=""))
         rows.append(SampleRow(sample["entrant"], line, pairs, bool(sample.get("reference"))))
-    return {"columns": columns, "rows": rows}
+    return {"columns": columns, "rows": rows, "missing": missing}

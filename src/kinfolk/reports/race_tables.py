@@ -1,6 +1,6 @@
 """The tables of the race page: scores, differences of pairs, costs, generated text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -193,8 +193,8 @@ def pair_state(pair: Pair, scale: Scale) -> str:
 
 def words(pair: Pair, scale: Scale) -> str:
     """Write a difference with its interval."""
-    low, high = scale.difference(pair.low), scale.difference(pair.high)
-    text = f"{scale.difference(pair.value)} {scale.unit} (95 % interval {low} to {high})"
+    value, low, high = scale.differences(pair.value, pair.low, pair.high)
+    text = f"{value} {scale.unit} (95 % interval {low} to {high})"
     return text if pair.shown else f"{text}, no difference shown"
 
 
@@ -208,11 +208,8 @@ def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list
             pair.first,
             pair.second,
             [
-                Cell(scale.difference(pair.value), abs(pair.value)),
-                Cell(
-                    f"{scale.difference(pair.low)} to {scale.difference(pair.high)}",
-                    pair.high - pair.low,
-                ),
+                Cell(value, abs(pair.value)),
+                Cell(f"{low} to {high}", pair.high - pair.low),
                 Cell(probability(pair.p), number(pair.p)),
             ],
             {"ahead": "ahead", "behind": "behind"}.get(state, "no difference shown"),
@@ -221,6 +218,7 @@ def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list
         )
         for pair in ranked
         for state in [pair_state(pair, scale)]
+        for value, low, high in [scale.differences(pair.value, pair.low, pair.high)]
     ]
 
 
@@ -246,8 +244,10 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
                 )
                 for value in values
             ]
-        if key == "seconds" and any(map(seconds_range, entrants)):
-            columns["time by seed"] = [range_cell(seconds_range(one)) for one in entrants]
+        for ranged, key_of_range, write_end in RANGES:
+            found = [cost_range(one, key_of_range) for one in entrants]
+            if key_of_range == f"{key}_range" and any(found):
+                columns[ranged] = [range_cell(ends, write_end) for ends in found]
     words = ["counting" if one.get("counted") else one.get("objective") or "" for one in entrants]
     if any(words):
         columns = {"objective": [Cell(word or "–", word) for word in words], **columns}
@@ -257,18 +257,18 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
     return list(columns), [row for row in rows if not row.baseline or has_cost(row)]
 
 
-def seconds_range(entrant: Json) -> tuple[float, float] | None:
-    """Return the shortest and the longest time of an entrant's seeds; None of one seed."""
-    low, high = (entrant.get("cost") or {}).get("seconds_range") or (0.0, 0.0)
+def cost_range(entrant: Json, key: str) -> tuple[float, float] | None:
+    """Return the smallest and the largest cost of an entrant's seeds; None where they are equal."""
+    low, high = (entrant.get("cost") or {}).get(key) or (0.0, 0.0)
     return None if low == high else (low, high)
 
 
-def range_cell(found: tuple[float, float] | None) -> Cell:
-    """Write a range of seconds; the width sorts it."""
+def range_cell(found: tuple[float, float] | None, write: Callable[[float], str]) -> Cell:
+    """Write a range; the width sorts it."""
     if found is None:
         return Cell("–")
     low, high = found
-    return Cell(f"{duration(low)} to {duration(high)}", high - low)
+    return Cell(f"{write(low)} to {write(high)}", high - low)
 
 
 def has_cost(row: TableRow) -> bool:
@@ -304,6 +304,11 @@ def short(value: float) -> str:
     return compact_number(float(f"{value:.3g}"))
 
 
+# Columns that have the smallest and the largest of an entrant's seeds: title, key, format.
+RANGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("tokens by seed", "tokens_range", lambda value: f"{value:,.0f}"),
+    ("time by seed", "seconds_range", duration),
+)
 # The columns of costs: title, key, format, whether a bar shows the share of the largest.
 COSTS = (
     ("parameters", "parameters", short, True),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinfolk.reports.charts import NUM_COLORS
-from kinfolk.reports.page import format_number
+from kinfolk.reports.page import digits_from_0, format_number
 
 ALL = "all"
 Json = Mapping[str, Any]
@@ -41,12 +41,17 @@ class Scale:
     def score(self, value: float | None) -> str:
         return format_number(None if value is None else self.factor * value, self.digits)
 
-    def difference(self, value: float) -> str:
+    def difference(self, value: float, digits: int | None = None) -> str:
         """Write a difference with its sign; one that rounds to zero has none."""
-        text = self.score(abs(value))
+        text = format_number(abs(self.factor * value), self.digits if digits is None else digits)
         if not text.strip("0."):
             return text
         return f"{'+' if value > 0 else '−'}{text}"
+
+    def differences(self, *values: float) -> list[str]:
+        """Write differences alike, with enough digits to tell each from 0."""
+        digits = digits_from_0([self.factor * value for value in values], self.digits)
+        return [self.difference(value, digits) for value in values]
 
     def better(self, value: float) -> bool:
         """Whether a difference is in favor of the first of a pair."""

@@ -69,8 +69,9 @@ class Run:
             )
         if train.tensor * train.pipeline > 1 and not self.processes.splits_model:
             raise UserError(
-                f"train.tensor={train.tensor} and train.pipeline={train.pipeline}: this kind of "
-                "training keeps the model in one process: leave both at 1"
+                f"train.tensor={train.tensor} and train.pipeline={train.pipeline} apply to "
+                f"pretraining alone: kinfolk {work.command} scores predictions of the whole model, "
+                "which each process holds. Leave both at 1; --parallel fsdp divides the weights"
             )
         self.device = select_device(train.device)
         self.bfloat16 = uses_bfloat16(train, self.device)

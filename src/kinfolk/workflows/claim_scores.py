@@ -13,7 +13,7 @@ from kinfolk.data.corpus import Corpus, corpus_fingerprint
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL
 from kinfolk.metrics.comparison import BITS_PER_BYTE, compare_all, document_statistics
 from kinfolk.metrics.metric import Metric, Statistics
-from kinfolk.metrics.verdicts import unit_of
+from kinfolk.metrics.verdicts import format_alike, unit_of
 from kinfolk.workflows.baselines import fit_ngram, score_text
 from kinfolk.workflows.claim_list import Claim, Part
 from kinfolk.workflows.race_data import read_stored
@@ -130,18 +130,14 @@ def decide(measured: Measured, margin: float) -> str:
 
 def effect_words(claim: Claim, part: Part, measured: Measured, unit: str) -> str:
     """Return an effect in a sentence, and whether it would matter."""
-    digits = 1 if unit == "points" else 2 if unit == LAYERS else 3
-    low, high = (f"{value:.{digits}f}" for value in (measured.low, measured.high))
+    value, low, high = format_alike((measured.value, measured.low, measured.high), unit)
+    size = value.removeprefix("-")
     where = f" ({part.stage})" if part.stage else ""
     if claim.measure == "probe":
-        moved = f"{measured.value:.{digits}f} {unit}"
-        start = f"pretraining moves {part.second} by {moved} more than {part.first}"
-    elif part.margin and measured.value < 0:
-        start = f"{part.first} is behind {part.second} by {-measured.value:.{digits}f} {unit}"
+        start = f"pretraining moves {part.second} by {value} {unit} more than {part.first}"
     else:
         side = "ahead of" if measured.value >= 0 else "behind"
-        amount = f"{abs(measured.value):.{digits}f} {unit}"
-        start = f"{part.first} is {side} {part.second} by {amount}"
+        start = f"{part.first} is {side} {part.second} by {size} {unit}"
     plural = "" if measured.seeds == 1 else "s"
     interval = f"95 % interval of the gain {low} to {high}, {measured.seeds} seed{plural}"
     small = max(abs(measured.low), abs(measured.high)) < claim.effect and not part.margin

@@ -20,6 +20,7 @@ from kinfolk.data.files import file_sizes
 from kinfolk.data.prepare import estimate_text_bytes, prepare
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
+from kinfolk.reports.page import plural
 from kinfolk.rng import Stream, generator, text_uniform
 from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
 from kinfolk.tasks.formats.base import read_rows
@@ -100,7 +101,7 @@ class TextSource:
             list(self.paths), tokenizer, out, holdout=self.holdout, document=self.document
         )
         on_message(
-            f"corpus: {corpus.bytes / 1e6:.1f} MB, {corpus.documents:,} documents, "
+            f"corpus: {corpus.bytes / 1e6:.1f} MB, {plural(corpus.documents, 'document')}, "
             f"{corpus.tokens:,} tokens, vocabulary size {corpus.vocab_size:,}"
         )
         return corpus

@@ -15,13 +15,29 @@ from kinfolk.reports.page import write
 from kinfolk.reports.race_page import render
 from kinfolk.workflows.race_jobs import read_result
 from kinfolk.workflows.race_plan import Plan, PlannedEntrant, RaceOptions, write_json
-from kinfolk.workflows.race_tables import Json, Results, likelihood_table, task_table
+from kinfolk.workflows.race_samples import no_samples_reason
+from kinfolk.workflows.race_scores import BASELINE
+from kinfolk.workflows.race_tables import (
+    Json,
+    Results,
+    corpus_names,
+    likelihood_table,
+    task_table,
+)
 
 SCHEMA = 1
 # Options that every command has, and those of Python alone.
 COMMON_OPTIONS = ("entrants", "corpus", "budget_kind", "budget_amount", "tasks", "seeds")
 PYTHON_OPTIONS = ("probe_seeds", "baselines")
-COLUMNS = ("table", "entrant", "labels", "seed", "metric", "value", "low", "high")
+# Scores of one table are comparable where method and units agree; n-gram baselines are likelihoods.
+COLUMNS = (
+    *("table", "entrant", "labels", "seed", "metric", "value", "low", "high"),
+    *("kind", "method", "units"),
+)
+# Fields of an objective that say nothing about what is predicted, or are the same for all.
+SHARED_FIELDS = ("type", "special_tokens", "vocab_size", "max_length")
+# What a budget limits, and the cost of a run that says how much of it was spent.
+SPENT = {"minutes": "seconds", "flops": "flops", "tokens": "tokens"}
 
 
 def build_race(race: Path, plan: Plan) -> Json:
@@ -42,7 +58,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "command": command_line(plan),
         "machine": plan.machine,
         "corpus": plan.corpus,
-        "budget": {**plan.budget, "measured": measured_seconds(plan, results)},
+        "budget": {**plan.budget, "measured": measured_spread(plan, results)},
         "learning_rates": learning_rates(plan),
         "seeds": plan.options.seeds,
         "entrants": [entrant_row(plan, e, results, failures) for e in plan.entrants],
@@ -50,6 +66,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "tasks": [table for table, _, _ in tables],
         "probes": probe_tables(plan, results),
         "samples": sample_rows(plan, results),
+        "not_sampled": not_sampled(plan, failures),
         "verdicts": sentences,
         "notes": [*plan.notes, *failure_notes(plan, failures)],
     }
@@ -131,12 +148,15 @@ def entrant_row(
               if f"pretrain.{entrant.slug}.seed-{s}" in failures]  # fmt: skip
     left_out = entrant.left_out or (failed[0] if failed and not runs else None)
     recipe = entrant.recipe or {}
+    objective = recipe.get("objective", {})
     return {
         "name": entrant.name,
         "family": entrant.family,
         "size": entrant.size,
         "settings": [*entrant.settings, *(f"task.{s}" for s in entrant.task_settings)],
         "objective": entrant.objective,
+        "objective_settings": {k: v for k, v in objective.items() if k not in SHARED_FIELDS},
+        "corpus": corpus_names(plan)[entrant.corpus],  # of its tokenizer
         "parameters": entrant.parameters,
         "non_embedding_parameters": entrant.non_embedding_parameters,
         "steps": entrant.steps,
@@ -160,22 +180,33 @@ def cost_of(runs: Sequence[Json]) -> Json | None:
 
     names = ("tokens", "flops", "seconds", "joules", "tokens_per_second")
     peak = max((run["peak_bytes"] or 0 for run in runs), default=0)
-    seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
+
+    def ends(name: str) -> list[float] | None:
+        known = [run[name] for run in runs if run.get(name) is not None]
+        return [min(known), max(known)] if known else None
+
     return {
         **{name: mean(name) for name in names},
-        "seconds_range": [min(seconds), max(seconds)] if seconds else None,
+        "seconds_range": ends("seconds"),
+        "tokens_range": ends("tokens"),
         "peak_bytes": peak or None,
     }
 
 
-def measured_seconds(plan: Plan, results: Results) -> Json | None:
-    """Return how far apart the seconds of all runs are, where the budget is one of seconds."""
+def measured_spread(plan: Plan, results: Results) -> Json | None:
+    """Return how far apart all runs are in what the budget limits, as a share of it.
+
+    Seconds and tokens are those in the logs of the runs; FLOPs are the steps in them, times those
+    that were counted on batches of the run.
+    """
+    kind, amount = plan.budget["kind"], plan.budget["amount"]
     runs = [results[j.name] for j in plan.jobs if j.kind == "pretrain" and j.name in results]
-    seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
-    if plan.budget["kind"] != "minutes" or not seconds:
+    spent = [value for run in runs if (value := run.get(SPENT[kind])) is not None]
+    if not spent:
         return None
-    low, high = min(seconds), max(seconds)
-    return {"low": low, "high": high, "spread": (high - low) / (60 * plan.budget["amount"])}
+    low, high = min(spent), max(spent)
+    budget = 60 * amount if kind == "minutes" else amount
+    return {"unit": SPENT[kind], "low": low, "high": high, "spread": (high - low) / budget}
 
 
 # Probes and samples
@@ -203,6 +234,23 @@ def sample_rows(plan: Plan, results: Results) -> list[Json]:
     return rows + reference[:1]
 
 
+def not_sampled(plan: Plan, failures: Mapping[str, str]) -> list[Json]:
+    """Return the entrants that generated no text, each with the reason."""
+    if not plan.options.samples:
+        return []
+    reasons = {
+        entrant.name: no_samples_reason(entrant)
+        for entrant in plan.entrants
+        if entrant.left_out is None and not entrant.baseline
+    }
+    reasons |= {
+        job.entrant: failures[job.name]
+        for job in plan.jobs
+        if job.kind == "sample" and job.name in failures
+    }
+    return [{"entrant": name, "reason": reason} for name, reason in reasons.items() if reason]
+
+
 def failure_notes(plan: Plan, failures: Mapping[str, str]) -> list[str]:
     """Return a sentence for each job that failed, those of one reason and entrant together."""
     reasons: dict[tuple[str, str], list[str]] = {}
@@ -221,11 +269,12 @@ def csv_lines(values: Json) -> Iterator[tuple[Any, ...]]:
     tables += [(task["name"], task["metric"], task["rows"]) for task in values["tasks"]]
     for table, metric, rows in tables:
         for row in rows:
-            labels = row.get("labels", "")
-            start = (table, row["entrant"], labels)
+            start = (table, row["entrant"], row.get("labels", ""))
+            kind = row.get("kind") or (BASELINE if row["baseline"] else "fine-tuned")
+            end = (kind, row.get("words", ""), row.get("units", ""))
             for seed, value in zip(row["seed_numbers"], row["seeds"], strict=True):
-                yield (*start, seed, metric, value, "", "")
-            yield (*start, "mean", metric, row["mean"], row["low"], row["high"])
+                yield (*start, seed, metric, value, "", "", *end)
+            yield (*start, "mean", metric, row["mean"], row["low"], row["high"], *end)
 
 
 class PartialRace:

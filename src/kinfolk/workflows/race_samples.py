@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kinfolk.data.corpus import Corpus, IntArray
 from kinfolk.errors import UserError
-from kinfolk.families import family_of
+from kinfolk.families import family, family_of
 from kinfolk.families.ngram import NGram
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.generate import generate_batches
@@ -32,6 +32,7 @@ from kinfolk.workflows.baselines import document_nll, end_ids, fit_ngram
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.generate import to_inference
 from kinfolk.workflows.load import load
+from kinfolk.workflows.race_plan import PlannedEntrant
 from kinfolk.workflows.recipe import CorpusShare, recipe_of
 from kinfolk.workflows.samples import sample_excerpts
 
@@ -212,17 +213,28 @@ def check_samples(network: LanguageModel) -> None:
     name = family_of(network).name
     if network.pretrained is not network:
         raise UserError(f"the {name} model was fine-tuned: sample from the pretrained model")
-    if network.decoding is None:
-        raise UserError(
-            f"{name} predicts tokens from both sides or labels, and cannot continue a text: sample "
-            "from a decoder"
-        )
-    if network.decoding == "encoder-decoder":
-        raise UserError(
-            f"{name} is trained to write the spans that its input lacks, or the target of a "
-            "source, and never to continue its input: sample from a decoder"
-        )
+    if reason := cannot_continue(network.decoding):
+        raise UserError(f"{name} is {reason}: sample from a decoder")
     network.check_lm_head()
+
+
+def cannot_continue(decoding: str | None) -> str | None:
+    """Return why networks that decode like this cannot continue a text; None if they can."""
+    if decoding is None:
+        return "trained to predict tokens from both sides or labels, and cannot continue a text"
+    if decoding == "encoder-decoder":
+        return (
+            "trained to write the spans that its input lacks, or the target of a source, and never "
+            "to continue its input"
+        )
+    return None
+
+
+def no_samples_reason(entrant: PlannedEntrant) -> str | None:
+    """Return why an entrant is not asked to continue text; None if it is."""
+    if not entrant.pretrains:
+        return "not pretrained"
+    return cannot_continue(family(entrant.family).model.decoding)
 
 
 def row_length(network: LanguageModel, path: Path | str | None) -> int | None:

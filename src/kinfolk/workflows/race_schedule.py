@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from kinfolk.families import family
 from kinfolk.workflows.race_plan import Job, PlannedEntrant, PlannedTask, RaceOptions
+from kinfolk.workflows.race_samples import no_samples_reason
 from kinfolk.workflows.race_tasks import finetune_steps
 
 # Seconds of jobs, guessed before any is done.
@@ -79,7 +79,7 @@ def entrant_jobs(
         yield Job(f"pretrain.{end}", "pretrain", group, entrant.name, seed, seconds=seconds)
         seconds = LIKELIHOOD_SECONDS
         yield Job(f"likelihood.{end}", "likelihood", group, entrant.name, seed, seconds=seconds)
-        if not seed and options.samples and continues_text(entrant):
+        if not seed and options.samples and no_samples_reason(entrant) is None:
             yield Job(f"sample.{end}", "sample", group, entrant.name, seconds=SAMPLE_SECONDS)
     for task in tasks:
         if entrant.name not in task.entrants:
@@ -98,11 +98,6 @@ def entrant_jobs(
                 labels=labels,
                 seconds=finetune_seconds(options, task, labels),
             )
-
-
-def continues_text(entrant: PlannedEntrant) -> bool:
-    """Return whether an entrant is trained to continue a text."""
-    return family(entrant.family).model.decoding not in (None, "encoder-decoder")
 
 
 def finetune_seconds(options: RaceOptions, task: PlannedTask, labels: str) -> float:

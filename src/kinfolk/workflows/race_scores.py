@@ -45,7 +45,8 @@ def run_facts(run: Path, entrant: PlannedEntrant) -> dict[str, Any]:
     if entrant.gradient_free:
         return {"steps": len(lines), "seconds": None, "curve": None}
     cost = entrant.cost or {}
-    elapsed = [*accumulate(line["seconds"] for line in log.speed_lines(run))]
+    speeds = log.speed_lines(run)
+    elapsed = [*accumulate(line["seconds"] for line in speeds)]
     every = max(1, len(lines) // CURVE_POINTS)
     shown = [
         n
@@ -55,7 +56,8 @@ def run_facts(run: Path, entrant: PlannedEntrant) -> dict[str, Any]:
     return {
         "steps": len(lines),
         "seconds": elapsed[-1],
-        "tokens": cost["tokens"] * len(lines),
+        # Those that were read: the plan has the mean over the first steps.
+        "tokens": round(sum(line["seconds"] * line["tokens_per_second"] for line in speeds)),
         "flops": cost["flops"] * len(lines),
         "tokens_per_second": log.speed(run),
         "curve": {

@@ -17,6 +17,7 @@ from kinfolk.config import did_you_mean, parse_field, to_json, type_name
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family
+from kinfolk.reports.page import plural
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.workload import select_device
 from kinfolk.version import __version__
@@ -60,6 +61,7 @@ MAX_WARMUP = 0.1  # of the steps
 SEARCH_SHARE = 1 / 3  # of the budget, for all learning rates together
 RATE_FACTOR = 3.0  # between two learning rates of a search
 NGRAM_ORDER = 5  # of the baseline
+FEW_SEEDS = 2  # so many show almost nothing
 # A second, for the first estimate of the time: of a thread, and of a process that shares a GPU.
 GUESSED_FLOPS, GUESSED_FLOPS_CUDA = 2e10, 5e12
 
@@ -84,7 +86,9 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
     if not any(entrant.left_out is None for entrant in entrants):
         raise UserError(f"no entrant can take part: {entrants[0].left_out}")
     torch.set_num_threads(threads)
-    on_message(f"measuring the steps of {len(entrants)} entrants")
+    if few := few_seeds_note(entrants, options.seeds):
+        on_message(few)
+    on_message(f"measuring the steps of {plural(len(entrants), 'entrant')}")
     entrants, spread = share_budget(entrants, budget, options, threads, jobs)
     common = baseline_key(corpora)
     entrants += baseline_entrants(options, corpora[common], has_tasks=bool(tasks))
@@ -107,8 +111,26 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
         machine=machine(options.device, threads),
         kinfolk=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        notes=tuple(plan_notes(planned, options, corpora[common], length)),
+        notes=(
+            *filter(None, [few_seeds_note(entrants, options.seeds)]),
+            *plan_notes(planned, options, corpora[common], length),
+        ),
         raw_weights=any_raw(entrants),
+    )
+
+
+def few_seeds_note(entrants: Sequence[PlannedEntrant], seeds: int) -> str | None:
+    """Warn where the seeds are too few to tell entrants apart; None if there are enough."""
+    if seeds > FEW_SEEDS or all(e.gradient_free or e.left_out is not None for e in entrants):
+        return None
+    if seeds == 1:
+        return (
+            "--seeds 1: no interval covers the chance in training, so that another seed may show "
+            "the opposite; use --seeds 3 or more."
+        )
+    return (
+        f"--seeds {seeds}: intervals from the spread of {seeds} seeds are so wide that almost no "
+        "difference can be shown; use --seeds 3 or more."
     )
 
 

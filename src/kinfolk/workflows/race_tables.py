@@ -22,7 +22,8 @@ from kinfolk.workflows.race_data import read_stored
 from kinfolk.workflows.race_plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
 from kinfolk.workflows.race_scores import BASELINE, LIKELIHOOD, PSEUDO, scored_documents
 
-TEXT = "the held-out text"
+HELD_OUT = "the held-out text"
+TEXT = "text"  # what a likelihood predicts, whatever its tokens are
 
 Json = dict[str, Any]
 Results = Mapping[str, Json]  # by the name of the job, without those that failed
@@ -32,6 +33,7 @@ Scores = dict[str, dict[int, Statistics]]  # by entrant and seed
 def likelihood_table(plan: Plan, results: Results) -> Json:
     """Return bits per byte of every entrant; likelihoods are compared among themselves."""
     found: dict[str, Json] = {}
+    corpora = corpus_names(plan)
     # Of each method, with its units of prediction, that scores can be compared within.
     scores: dict[tuple[str, str], Scores] = {}
     for job in plan.jobs:
@@ -42,11 +44,10 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
             result = scored_documents(result)
         entrant = plan.entrant_of[job.entrant]
         words = score_words(entrant, result)
-        found[job.entrant] = {"kind": result["kind"], "words": words}
-        method = LIKELIHOOD, ""
-        if result["kind"] == PSEUDO:
-            found[job.entrant]["units"] = prediction_units(entrant, words)
-            method = words, f"{entrant.corpus} {found[job.entrant]['units']}"
+        is_pseudo = result["kind"] == PSEUDO
+        units = prediction_units(entrant, words, corpora[entrant.corpus]) if is_pseudo else TEXT
+        found[job.entrant] = {"kind": result["kind"], "words": words, "units": units}
+        method = (words if is_pseudo else LIKELIHOOD), units
         statistics = document_statistics(result["documents"])
         scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
     fixed = [e.name for e in plan.entrants if e.gradient_free]
@@ -55,7 +56,7 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
     differences: list[Difference] = []
     sentences: list[str] = []
     for (words, _), compared in scores.items():
-        where = TEXT if words == LIKELIHOOD else f"{TEXT} ({words})"
+        where = HELD_OUT if words == LIKELIHOOD else f"{HELD_OUT} ({words})"
         table = Table(BITS_PER_BYTE, compared, fixed, baselines)
         rows += [{**table.row(name), **found[name]} for name in table.intervals]
         differences += table.differences
@@ -76,12 +77,22 @@ def score_words(entrant: PlannedEntrant, result: Json) -> str:
     )
 
 
-def prediction_units(entrant: PlannedEntrant, words: str) -> str:
+def corpus_names(plan: Plan) -> dict[str, str]:
+    """Return a short name for the corpus of each tokenizer; none has two."""
+    folders = list(dict.fromkeys(entrant.corpus for entrant in plan.entrants))
+    names = [Path(folder).name for folder in folders]
+    return {
+        folder: name if names.count(name) == 1 else folder
+        for folder, name in zip(folders, names, strict=True)
+    }
+
+
+def prediction_units(entrant: PlannedEntrant, words: str, corpus: str) -> str:
     """Return what a pseudo-likelihood predicts at once: only scores of the same units are compared.
 
     A shorter token, or a shorter span, is easier to predict from the text on both sides.
     """
-    units = f"tokens of {Path(entrant.corpus).name}"
+    units = f"tokens of {corpus}"
     if "span" not in words:
         return units
     objective = (entrant.recipe or {}).get("objective", {})

@@ -9,6 +9,23 @@ window.kinfolk.axes = (() => {
     return Math.ceil(canvas.measureText(text).width);
   };
 
+  // Lines of a width: broken between words, else behind a slash or the like, else anywhere; at most so many.
+  const wrap = (text, width, size, weight, most) => {
+    const fits = (part) => textWidth(part, size, weight) <= width;
+    const pieces = (word) => word.match(/[^/=,._-]*[/=,._-]+|[^/=,._-]+/g).flatMap((piece) => (fits(piece) ? [piece] : [...piece]));
+    const lines = [];
+    for (const word of text.split(/\s+/).filter(Boolean))
+      (fits(word) ? [word] : pieces(word)).forEach((part, index) => {
+        const longer = lines.length ? `${lines.at(-1)}${index ? "" : " "}${part}` : part;
+        if (lines.length && fits(longer)) lines[lines.length - 1] = longer;
+        else lines.push(part);
+      });
+    if (lines.length <= most) return lines;
+    let last = lines[most - 1];
+    while (last && !fits(`${last}…`)) last = last.slice(0, -1);
+    return [...lines.slice(0, most - 1), `${last}…`];
+  };
+
   const compact = (value) => {
     if (Number.isInteger(value) && Math.abs(value) < 1e4) return value.toLocaleString("en");
     for (const [power, letter] of [[1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
@@ -89,5 +106,5 @@ window.kinfolk.axes = (() => {
     ...more,
   });
 
-  return { FONT, textWidth, compact, fixed, scale, range, percentile, axis };
+  return { FONT, textWidth, wrap, compact, fixed, scale, range, percentile, axis };
 })();

@@ -124,7 +124,7 @@
       button.title = "Click to hide or show, double-click for this one alone";
       const swatch = element("span", "swatch");
       swatch.style.color = key.line || key.muted ? shades.soft : shades.colors[key.color];
-      if (key.dashed) swatch.classList.add("dashed");
+      if (key.dashed) swatch.classList.add(["dashed", "dotted", "dash-dot"][key.dash || 0]);
       button.append(swatch, element("span", "key-name", key.name));
       if (key.value !== undefined) button.append(element("span", "key-value", key.value));
       const focus = (name) => {

@@ -1,10 +1,12 @@
 // Charts on two axes of numbers: curves with reference lines, and named points.
 "use strict";
 window.kinfolk.builders = (() => {
-  const { FONT, textWidth, compact, fixed, scale, range, percentile, axis } = window.kinfolk.axes;
+  const { FONT, textWidth, wrap, compact, fixed, scale, range, percentile, axis } = window.kinfolk.axes;
   const BANDS = 4; // curves up to which each shows its interval; more would cover each other
   const FEW = 8; // values of x up to which each has its tick
   const MARKED = 40; // points up to which each has a mark
+  const DASHES = [[7, 4], [2, 4], [12, 4, 2, 4]]; // of baselines, which share a color
+  const SHIFTS = [0, -17, 17, -34, 34, -51, 51, -68, 68, -85, 85]; // pixels from a point up or down to its name
 
   const inside = (value, bounds) => !bounds || (value >= bounds[0] && value <= bounds[1]);
   const visible = (entries, state) => entries.filter((entry) => !state.hidden.has(entry.of || entry.name));
@@ -16,8 +18,10 @@ window.kinfolk.builders = (() => {
     return { left: Math.max(20, ...labels) + 12, right: Math.max(8, last / 2 + 4), top: 10, bottom: 46, outerBoundsMode: "none" };
   };
 
-  // A dashed line across the chart, its name at an end where no point is near.
-  const referenceLine = (line, x, y, ink, points) => ({
+  const touch = (a, b) => a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
+
+  // A dashed line across the chart, its name at an end where no point and no other name is near.
+  const referenceLine = (line, x, y, ink, points, names) => ({
     type: "custom",
     name: line.name,
     silent: true,
@@ -30,15 +34,20 @@ window.kinfolk.builders = (() => {
       const rule = { type: "line", shape: { x1: left, x2: right, y1: level, y2: level }, style: { stroke: ink.ink, opacity: 0.65, lineWidth: 1.4, lineDash: [6, 4] } };
       const label = textWidth(line.name, 12) + 8;
       const pixels = points.map((point) => api.coord([x.to(point[0]), y.to(point[1])]));
-      const free = (start) => start >= left && start + label <= right && !pixels.some(([a, b]) => a > start - 4 && a < start + label && b > level - 22 && b < level + 4);
+      const place = (start) => ({ x: start, y: level - 20, width: label, height: 18 });
+      names.delete(line.name);
+      const free = (start) => start >= left && start + label <= right && !pixels.some(([a, b]) => a > start - 4 && a < start + label && b > level - 22 && b < level + 4) && ![...names.values()].some((other) => touch(other, place(start)));
       const start = [right - label, left + 4, (left + right - label) / 2].find(free);
       if (start === undefined) return rule; // the legend has the name
+      names.set(line.name, place(start));
       return { type: "group", children: [rule, { type: "text", style: { text: line.name, x: start + 4, y: level - 5, verticalAlign: "bottom", font: `12px ${FONT}`, fill: ink.soft, ...halo(ink) } }] };
     },
   });
 
-  const drawnLines = (lines, x, y, ink, points) =>
-    lines.filter((line) => line.value >= y.low && line.value <= y.high && (y.to !== Math.log10 || line.value > 0)).map((line) => referenceLine(line, x, y, ink, points));
+  const drawnLines = (lines, x, y, ink, points) => {
+    const names = new Map(); // of a line -> where it stands
+    return lines.filter((line) => line.value >= y.low && line.value <= y.high && (y.to !== Math.log10 || line.value > 0)).map((line) => referenceLine(line, x, y, ink, points, names));
+  };
 
   const nearest = (points, x) => {
     let best = null;
@@ -104,13 +113,15 @@ window.kinfolk.builders = (() => {
     };
   };
 
+  const dash = (series, spec) => (series.muted ? spec.series.filter((each) => each.muted).indexOf(series) % DASHES.length : 0);
+
   const curve = (series, points, style, scales, ink) => ({
     type: "line",
     name: series.name,
     data: points.map(([a, b]) => [scales.x.to(a), scales.y.to(b)]),
     symbol: "circle",
     clip: true,
-    lineStyle: { color: shade(series, ink), cap: "round", join: "round", type: series.dashed || series.muted ? [7, 4] : "solid", ...style },
+    lineStyle: { color: shade(series, ink), cap: "round", join: "round", type: series.dashed || series.muted ? DASHES[0] : "solid", ...style },
     itemStyle: { color: shade(series, ink) },
     emphasis: { disabled: true },
   });
@@ -124,7 +135,7 @@ window.kinfolk.builders = (() => {
       const moved = beside(shown, x, width);
       const series = shown.flatMap((each) => [
         ...(each.raw.length ? [{ ...curve(each, each.raw, { width: 1, opacity: 0.3 * vivid(each, state) }, { x, y }, ink), symbol: "none", silent: true, z: 2 }] : []),
-        { ...curve(each, each.points, { width: 2.2, opacity: vivid(each, state) }, { x: moved(each), y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
+        { ...curve(each, each.points, { width: 2.2, opacity: vivid(each, state), ...(each.muted && { type: DASHES[dash(each, spec)] }) }, { x: moved(each), y }, ink), showSymbol: spec.markers || each.points.length <= MARKED, symbolSize: each.points.length === 1 ? 9 : 6, z: 3 },
       ]);
       return {
         height: width < 520 ? 260 : 340,
@@ -145,11 +156,43 @@ window.kinfolk.builders = (() => {
           ],
         }),
         keys: [
-          ...spec.series.filter((each) => !each.of).map((each) => ({ ...each, value: each.points.length ? fixed(each.points.at(-1)[1], spec.digits) : "no data" })),
+          ...spec.series.filter((each) => !each.of).map((each) => ({ ...each, dashed: each.dashed || each.muted, dash: dash(each, spec), value: each.points.length ? fixed(each.points.at(-1)[1], spec.digits) : "no data" })),
           ...spec.lines.map((each) => ({ ...each, line: true, dashed: true, value: fixed(each.value, spec.digits) })),
         ],
       };
     },
+  };
+
+  // Where the name of each point stands: beside it, else higher or lower with a line to it. It covers no other name and
+  // no point, and an interval only where nothing else is free; a name without a place is in the legend alone.
+  const placeNames = (points, box) => {
+    const dots = points.map((point) => ({ x: point.across - 8, y: point.level - 8, width: 16, height: 16 }));
+    const whiskers = points.filter((point) => point.span).map((point) => ({ point, x: point.across - 3, y: point.span[0], width: 6, height: point.span[1] - point.span[0] }));
+    const taken = [];
+    const inside = (place) => place.x >= box.left && place.x + place.width <= box.right && place.y >= box.top && place.y + place.height <= box.bottom;
+    return points.flatMap((point, index) => {
+      if (point.across < box.left || point.across > box.right || point.level < box.top || point.level > box.bottom) return [];
+      const { lines, width } = point;
+      const height = 15 * lines.length;
+      const right = { x: point.across + 11, align: "left" };
+      const left = { x: point.across - 11 - width, align: "right" };
+      const sides = point.across > (box.left + box.right) / 2 ? [left, right] : [right, left];
+      const places = SHIFTS.flatMap((shift) => sides.map((side) => ({ ...side, y: point.level - height / 2 + shift, width, height, shift })));
+      const free = (place) => inside(place) && !taken.some((other) => touch(other, place)) && !dots.some((dot, other) => other !== index && touch(dot, place));
+      const clear = (place) => free(place) && !whiskers.some((whisker) => whisker.point !== point && touch(whisker, place));
+      const place = places.find(clear) || places.find(free);
+      if (!place) return [];
+      taken.push(place);
+      return [{ point, place, lines }];
+    });
+  };
+
+  const nameMark = ({ point, place, lines }, ink) => {
+    const near = place.align === "left" ? place.x : place.x + place.width;
+    const words = { type: "text", style: { text: lines.join("\n"), x: near, y: place.y, align: place.align, verticalAlign: "top", lineHeight: 15, font: `12px ${FONT}`, fill: ink.ink, stroke: ink.paper, lineWidth: 3 } };
+    if (Math.abs(place.shift) < 15 * lines.length) return [words];
+    const end = place.y + place.height / 2;
+    return [{ type: "line", shape: { x1: point.across, y1: point.level, x2: near + (place.align === "left" ? -2 : 2), y2: end }, style: { stroke: ink.soft, lineWidth: 1, opacity: 0.7 } }, words];
   };
 
   const scatter = {
@@ -161,14 +204,24 @@ window.kinfolk.builders = (() => {
       const ys = shown.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]);
       const x = scale(...(state.window?.x || range(shown.map((point) => point.x), state.logX, 0.12)), state.logX, Math.max(3, Math.min(8, width / 90)));
       const y = scale(...(state.window?.y || range(ys, state.logY, 0.1)), state.logY, 5);
-      const middle = (x.to(x.low) + x.to(x.high)) / 2;
+      const height = width < 520 ? 320 : 380;
+      const frame = grid(x, y);
+      const box = { left: frame.left, right: width - frame.right, top: frame.top, bottom: height - frame.bottom };
+      const across = (value) => box.left + ((x.to(value) - x.to(x.low)) / (x.to(x.high) - x.to(x.low))) * (box.right - box.left);
+      const level = (value) => box.bottom - ((y.to(value) - y.to(y.low)) / (y.to(y.high) - y.to(y.low))) * (box.bottom - box.top);
+      const named = shown.map((point) => {
+        const lines = wrap(point.name, width * 0.4, 12, 400, 3);
+        const span = point.low === null || point.high === null ? null : [level(point.high), level(point.low)];
+        return { across: across(point.x), level: level(point.y), span, lines, width: Math.max(...lines.map((line) => textWidth(line, 12))) };
+      });
+      const names = placeNames(named, box);
       const at = (point, height) => [x.to(point.x), y.to(height)];
       const whiskers = shown.filter((point) => point.low !== null && point.high !== null);
       return {
-        height: width < 520 ? 320 : 380,
+        height,
         scales: { x, y },
         option: {
-          grid: grid(x, y),
+          grid: frame,
           xAxis: axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 30, axisLine: { show: true, onZero: false, lineStyle: { color: ink.soft, opacity: 0.6 } } }),
           yAxis: axis(y, ink),
           series: [
@@ -192,10 +245,9 @@ window.kinfolk.builders = (() => {
               data: shown.map((point) => ({
                 value: at(point, point.y),
                 itemStyle: { color: point.muted ? ink.paper : ink.colors[point.color], borderColor: shade(point, ink), borderWidth: 2 },
-                label: { show: true, formatter: point.name, position: x.to(point.x) > middle ? "left" : "right", color: ink.ink, fontSize: 12, width: width * 0.4, overflow: "truncate", textBorderColor: ink.paper, textBorderWidth: 3 },
               })),
-              labelLayout: { moveOverlap: "shiftY" },
             },
+            { type: "custom", silent: true, z: 4, data: [[x.to(x.low), y.to(y.low)]], renderItem: () => ({ type: "group", children: names.flatMap((name) => nameMark(name, ink)) }) },
           ],
         },
         itemTip: ({ dataIndex }) => {

@@ -5,6 +5,7 @@ window.kinfolk = (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const paper = matchMedia("print");
   const listeners = [];
+  const LONG = 60; // characters of a cell that stands below its label on a phone
 
   // Pages opened from disk may be refused a storage; the choice then lasts until the page closes.
   const stored = (change) => {
@@ -50,7 +51,10 @@ window.kinfolk = (() => {
   const labelCells = (table) => {
     const names = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
     for (const row of table.tBodies[0].rows)
-      [...row.cells].forEach((cell, index) => (cell.dataset.label = names[index] || ""));
+      [...row.cells].forEach((cell, index) => {
+        cell.dataset.label = names[index] || "";
+        cell.classList.toggle("long", cell.textContent.length > LONG);
+      });
     table.classList.add("labelled");
   };
 

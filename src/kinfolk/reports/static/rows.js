@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const { axes, builders } = window.kinfolk;
-  const { FONT, textWidth, compact, fixed, scale, range, axis } = axes;
+  const { FONT, textWidth, wrap, compact, fixed, scale, range, axis } = axes;
   const NARROW = 560; // pixels below which names stand above their bars
 
   const text = (words, x, y, style) => ({ type: "text", silent: true, style: { text: words, x, y, verticalAlign: "middle", overflow: "truncate", ...style } });
@@ -14,9 +14,12 @@
 
   const valueWidth = (row, spec) => textWidth(label(row, spec), 13.5, 600) + (interval(row, spec) ? textWidth(interval(row, spec), 12) + 14 : 0);
 
-  // Rows from top to bottom in pixels: headings of groups, then their rows.
-  const layout = (spec, width) => {
-    const wide = width >= NARROW;
+  const NAME = 17; // pixels of a line of a name
+  const NOTE = 15; // pixels of a line of a note
+  const MOST = 4; // lines of a name
+
+  // Rows from top to bottom in pixels: headings of groups, then their rows; y is the height of the marks.
+  const layout = (spec, width, wide, left) => {
     const rows = [];
     let y = 8 + 20 * spec.lines.length;
     let group = "";
@@ -26,11 +29,14 @@
         y += rows.length > 1 ? 40 : 28;
         group = row.group;
       }
-      const height = wide ? (row.note ? 46 : 34) : row.note ? 64 : 48;
-      rows.push({ row, y: y + (wide ? height / 2 : 30) });
+      const lines = wrap(row.name, wide ? left - 14 : width - valueWidth(row, spec) - 18, 13.5, 600, MOST);
+      const notes = wrap(row.note || "", wide ? left - 14 : width - 8, 12, 400, MOST);
+      const more = NAME * (lines.length - 1) + NOTE * Math.max(0, notes.length - 1);
+      const height = (wide ? (row.note ? 46 : 34) : row.note ? 64 : 48) + more;
+      rows.push({ row, lines, notes, top: y, height, y: y + (wide ? height / 2 : 30 + NAME * (lines.length - 1)) });
       y += height;
     }
-    return { wide, rows, height: y + 4 };
+    return { rows, height: y + 4 };
   };
 
   const margins = (spec, width, wide) => {
@@ -40,22 +46,20 @@
     return { left: Math.min(width * 0.36, Math.max(40, ...names) + 18), right: Math.max(40, ...values) + 18 };
   };
 
-  const names = (row, y, box, wide, spec, ink, width) => {
-    if (!wide)
-      return [
-        text(row.name, 2, y - 20, { font: font(13.5, 600), fill: ink.ink, width: width - valueWidth(row, spec) - 18, ...halo(ink) }),
-        text(row.note, 2, y + 16, { font: font(11.5), fill: ink.soft, width: width - 8, ...halo(ink) }),
-      ].slice(0, row.note ? 2 : 1);
-    const right = { align: "right", width: box.x - 14 };
+  const names = ({ lines, notes, top, y }, box, wide, ink) => {
+    const tall = NAME * lines.length + NOTE * notes.length;
+    const start = wide ? y - tall / 2 : top + 2;
+    const place = wide ? [box.x - 14, "right"] : [2, "left"];
+    const shared = { align: place[1], verticalAlign: "top", ...halo(ink) };
     return [
-      text(row.name, box.x - 14, row.note ? y - 8 : y, { font: font(13.5, 600), fill: ink.ink, ...right }),
-      ...(row.note ? [text(row.note, box.x - 14, y + 10, { font: font(12), fill: ink.soft, ...right })] : []),
+      text(lines.join("\n"), place[0], start, { font: font(13.5, 600), fill: ink.ink, lineHeight: NAME, ...shared }),
+      ...(notes.length ? [text(notes.join("\n"), place[0], wide ? start + NAME * lines.length : y + 9, { font: font(12), fill: ink.soft, lineHeight: NOTE, ...shared })] : []),
     ];
   };
 
-  const values = (row, y, spec, wide, ink, width) => {
+  const values = ({ row, top, y }, spec, wide, ink, width) => {
     const bounds = interval(row, spec);
-    const at = wide ? y : y - 20;
+    const at = wide ? y : top + 10;
     const number = { font: font(13.5, 600), fill: ink.ink, align: "right", ...halo(ink) };
     if (!bounds) return [text(label(row, spec), width - 2, at, number)];
     const wideBounds = textWidth(bounds, 12);
@@ -88,18 +92,33 @@
     return parts;
   };
 
-  const lineMarks = (spec, x, api, height, ink, box) =>
+  // Names stand between the marks of a narrow chart: a line is drawn where the marks are.
+  const stretches = (rows, wide, top, height) => {
+    const marked = rows.filter(({ row }) => row);
+    if (wide || !marked.length) return [[top, height]];
+    return [[top, Math.max(top, marked[0].top - 2)], ...marked.map(({ y }) => [y - 10, y + 9])];
+  };
+
+  const lineMarks = (spec, x, api, height, ink, box, rows, wide) =>
     spec.lines.flatMap((line, index) => {
       const [across] = api.coord([line.value, 0]);
       const top = 8 + 20 * index;
+      const style = { stroke: ink.ink, opacity: 0.7, lineWidth: 1.4, lineDash: index % 2 ? [2, 3] : [6, 4] };
       const words = `${line.name} ${fixed(line.value, spec.digits)}`;
       const before = across - box.x > textWidth(words, 12) + 10 || across > box.x + box.width / 2;
       const room = before ? across - 10 : box.x + box.width - across - 8;
       return [
-        { type: "line", silent: true, z2: 5, shape: { x1: across, x2: across, y1: top, y2: height }, style: { stroke: ink.ink, opacity: 0.7, lineWidth: 1.4, lineDash: index % 2 ? [2, 3] : [6, 4] } },
+        ...stretches(rows, wide, top, height).map(([y1, y2]) => ({ type: "line", silent: true, z2: 5, shape: { x1: across, x2: across, y1, y2 }, style })),
         text(words, before ? across - 7 : across + 7, top + 8, { font: font(12), fill: ink.soft, align: before ? "right" : "left", width: room, ...halo(ink) }),
       ];
     });
+
+  // Differences are to the left or to the right of 0.
+  const zeroMark = (spec, api, height, ink, rows, wide) => {
+    if (!spec.zero) return [];
+    const [across] = api.coord([0, 0]);
+    return stretches(rows, wide, 0, height).map(([y1, y2]) => ({ type: "line", silent: true, shape: { x1: across, x2: across, y1, y2 }, style: { stroke: ink.soft, lineWidth: 1.2 } }));
+  };
 
   const rowAxis = (spec, x, ink) => {
     const made = axis(x, ink, { name: spec.x, nameLocation: "middle", nameGap: 28 });
@@ -112,19 +131,21 @@
     names: () => [],
     build(whole, state, width, ink) {
       const spec = { ...whole, rows: whole.rows.filter((row) => !state.hidden.has(row.name)), lines: whole.lines.filter((line) => !state.hidden.has(line.name)) };
-      const { wide, rows, height } = layout(spec, width);
+      const wide = width >= NARROW;
       const x = scale(...extent(spec), false, Math.max(3, Math.min(7, width / 110)));
       const { left, right } = margins(spec, width, wide);
+      const { rows, height } = layout(spec, width, wide, left);
       const marks = (params, api) => {
-        const { row, y } = rows[params.dataIndex];
+        const { row, y, top, height: tall } = rows[params.dataIndex];
         if (!row) return null;
-        const hover = { type: "rect", shape: { x: 0, width, y: y - (wide ? 17 : 30), height: wide ? 34 : 48 }, style: { fill: ink.ink, opacity: 0 } };
+        const hover = { type: "rect", shape: { x: 0, width, y: top, height: tall }, style: { fill: ink.ink, opacity: 0 } };
         return { type: "group", children: [hover, ...draw(row, y, x, api, wide, ink)] };
       };
       const words = (params) => {
         const { row, heading, y } = rows[params.dataIndex];
+        const place = rows[params.dataIndex];
         if (!row) return text(heading, 2, y, { font: font(12, 600), fill: ink.soft, width: width - 4, ...halo(ink) });
-        return { type: "group", children: [...names(row, y, params.coordSys, wide, spec, ink, width), ...values(row, y, spec, wide, ink, width)] };
+        return { type: "group", children: [...names(place, params.coordSys, wide, ink), ...values(place, spec, wide, ink, width)] };
       };
       const places = rows.map(({ y }) => [x.low, y]);
       return {
@@ -137,7 +158,8 @@
           series: [
             { type: "custom", z: 3, data: places, renderItem: marks },
             { type: "custom", z: 5, silent: true, data: places, renderItem: words },
-            { type: "custom", z: 4, silent: true, data: [[x.low, 0]], renderItem: (params, api) => ({ type: "group", children: lineMarks(spec, x, api, height, ink, params.coordSys) }) },
+            { type: "custom", z: 4, silent: true, data: [[x.low, 0]], renderItem: (params, api) => ({ type: "group", children: lineMarks(spec, x, api, height, ink, params.coordSys, rows, wide) }) },
+            { type: "custom", z: 1, silent: true, data: [[x.low, 0]], renderItem: (params, api) => ({ type: "group", children: zeroMark(spec, api, height, ink, rows, wide) }) },
           ],
         },
         itemTip: ({ dataIndex }) => {
@@ -163,7 +185,8 @@
   };
 
   const CELL = 34; // pixels, the narrowest column of a matrix
-  const namesWidth = (spec) => Math.min(130, Math.max(...spec.rows.map((name) => textWidth(name, 13, 600))) + 16);
+  const HEAD = 150; // pixels, the longest line of a turned name
+  const namesWidth = (spec) => Math.min(150, Math.max(...spec.rows.map((name) => textWidth(name, 13, 600))) + 16);
   const heatmap = {
     zooms: false,
     names: () => [],
@@ -171,10 +194,11 @@
     build(spec, state, width, ink) {
       const left = namesWidth(spec);
       const side = Math.min(96, (width - left) / spec.columns.length);
-      const tall = Math.min(side, 52);
-      const longest = Math.max(...spec.columns.map((name) => textWidth(name, 12)));
-      const turned = longest > side - 8;
-      const top = 26 + (turned ? Math.min(110, longest) + 6 : 18);
+      const named = spec.rows.map((name) => wrap(name, left - 12, 13, 600, MOST));
+      const tall = Math.max(Math.min(side, 52), 15 * Math.max(...named.map((lines) => lines.length)) + 4);
+      const turned = Math.max(...spec.columns.map((name) => textWidth(name, 12))) > side - 8;
+      const columns = spec.columns.map((name) => (turned ? wrap(name, HEAD, 12, 400, Math.max(1, Math.floor(side / 14))) : [name]));
+      const top = 26 + (turned ? Math.max(...columns.flat().map((line) => textWidth(line, 12))) + 6 : 18);
       const cells = spec.counts.flatMap((counts, row) => counts.map((count, column) => ({ row, column, count, total: counts.reduce((a, b) => a + b, 0) })));
       const cell = ({ row, column, count, total }) => {
         const [x, y] = [left + side * column, top + tall * row];
@@ -184,11 +208,11 @@
         return { type: "group", children: [rect, ...shown] };
       };
       const heads = spec.columns.map((name, index) => {
-        const style = { font: font(12), fill: ink.soft, width: turned ? 110 : side - 4 };
+        const style = { font: font(12), fill: ink.soft, lineHeight: 14 };
         if (!turned) return text(name, left + side * (index + 0.5), top - 12, { ...style, align: "center" });
-        return { ...text(name, 0, 0, style), x: left + side * (index + 0.5), y: top - 6, rotation: Math.PI / 2 };
+        return { ...text(columns[index].join("\n"), 0, 0, style), x: left + side * (index + 0.5), y: top - 6, rotation: Math.PI / 2 };
       });
-      const sides = spec.rows.map((name, index) => text(name, left - 10, top + tall * (index + 0.5), { font: font(13, 600), fill: ink.ink, align: "right", width: left - 12 }));
+      const sides = spec.rows.map((name, index) => text(named[index].join("\n"), left - 10, top + tall * (index + 0.5), { font: font(13, 600), fill: ink.ink, align: "right", lineHeight: 15 }));
       const title = text(`${spec.x} →`, left, 10, { font: font(12.5), fill: ink.soft });
       return {
         height: top + tall * spec.rows.length + 8,
@@ -231,8 +255,11 @@
         const [from, top] = api.coord([params.dataIndex, bin.value]);
         const [to, floor] = api.coord([params.dataIndex + 1, 0]);
         const rect = { type: "rect", shape: { x: from + 1.5, width: to - from - 3, y: top, height: floor - top, r: [2, 2, 0, 0] }, style: { fill: ink.colors[0] } };
-        const fits = bin.note && textWidth(bin.note, 11.5) < to - from;
-        const note = fits ? [text(bin.note, (from + to) / 2, Math.max(9, top - 9), { font: font(11.5), fill: ink.soft, align: "center", stroke: ink.paper, lineWidth: 3 })] : [];
+        const lone = !spec.bins[params.dataIndex - 1]?.note && !spec.bins[params.dataIndex + 1]?.note;
+        const room = (to - from) * (lone ? 1.6 : 1);
+        const count = Number((bin.note || "").replaceAll(",", ""));
+        const words = [bin.note, Number.isFinite(count) ? compact(+count.toPrecision(2)) : ""].find((note) => textWidth(note, 11.5) < room);
+        const note = bin.note && words ? [text(words, (from + to) / 2, Math.max(9, top - 9), { font: font(11.5), fill: ink.soft, align: "center", stroke: ink.paper, lineWidth: 3 })] : [];
         return { type: "group", children: [rect, ...note] };
       };
       const diagonal = (params, api) => {
