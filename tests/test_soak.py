@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from kinfolk.families import index
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from support.runs import Home
 
 TOOL = Path(__file__).parent.parent / "tools" / "soak.py"
@@ -32,6 +33,24 @@ def test_every_family_is_killed_with_each_objective(soak: ModuleType) -> None:
     for name, entry in index().items():
         assert {("pretrain", name, objective) for objective in entry.objectives} <= jobs
     assert {kind for kind, *_ in jobs} == {*soak.ACTIONS}
+
+
+def test_every_family_has_a_job_and_the_processes_several_threads(soak: ModuleType) -> None:
+    jobs = [job for job in soak.jobs() if job.kind in ("pretrain", "finetune")]
+    assert {job.name for job in jobs} == {*index()}
+    # ELMo and CoVe are made for the features that fine-tuning reads.
+    tuned = {job.name for job in jobs if job.kind == "finetune"}
+    assert tuned >= {"elmo", "cove"} | {n for n, entry in index().items() if not entry.objectives}
+    assert soak.THREADS > 1
+
+
+def test_cross_view_training_is_killed_with_unlabelled_text(
+    soak: ModuleType, tmp_path: Path
+) -> None:
+    soak.write_data(tmp_path)
+    soak.finetune_job(soak.Job("finetune", "cvt"), tmp_path, tmp_path / "run")
+    recipe = FineTuneRecipe.read(tmp_path / "run" / "recipe.json")
+    assert recipe.unlabelled is not None and recipe.unlabelled.rows
 
 
 def test_kills_are_a_function_of_the_seed(soak: ModuleType) -> None:

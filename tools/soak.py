@@ -1,11 +1,11 @@
 """Kill trainings and preparations again and again, resume them, and compare with the uninterrupted.
 
 Every family with each of its objectives, fine-tuning, `prepare` and the training of a tokenizer run
-in a process each, which is killed by SIGKILL and started again, several times in a row; the last
-process runs to its end. What it leaves must equal, to the bit, what a process left that nobody
-killed. Half of the kills hit at an access to a file of the output, whose number is drawn; the
-others at a moment. What is run and killed is a function of the seed; what a moment hits depends on
-the speed of the machine.
+in a process of two threads each, which is killed by SIGKILL and started again, several times in a
+row; the last process runs to its end. What it leaves must equal, to the bit, what a process left
+that nobody killed. Half of the kills hit at an access to a file of the output, whose number is
+drawn; the others at a moment. What is run and killed is a function of the seed; what a moment hits
+depends on the speed of the machine.
 
     python tools/soak.py --kills 100 --seed 0 --json soak.json
 """
@@ -38,6 +38,10 @@ LENGTH = 32
 LINKS = ("last", "best")  # to checkpoints
 SHORTER = 0.6  # what a resumed process has left to do, about
 PATIENCE = 300  # seconds that a process may take
+THREADS = 2  # what one thread adds up in a fixed order, several may not
+# Each way of fine-tuning: heads, features of a network, text, cross-view training.
+FINETUNED = ("bert", "gpt2", "t5", "ulmfit", "bilstm", "elmo", "cove", "cvt")
+OWN_TOKENIZER = ("bilstm", "cvt")  # words, from the labelled rows
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def jobs() -> Iterator[Job]:
     for name, entry in index().items():
         for objective in entry.objectives:
             yield Job("pretrain", name, objective)
-    for name in ("bert", "gpt2", "t5", "ulmfit", "bilstm"):
+    for name in FINETUNED:
         yield Job("finetune", name)
     yield Job("prepare", "text")
     yield Job("tokenizer", "text")
@@ -153,6 +157,8 @@ def write_data(home: Path) -> None:
     train_tokenizer([text], kind="bpe", vocab_size=420).save(home / "tokenizer")
     lines = [f"the {n % 7} {word} thing\t{word}\n" for n in range(24) for word in ("good", "bad")]
     (home / "rows.tsv").write_text("text\tlabel\n" + "".join(lines), encoding="utf-8")
+    unlabelled = [f"a {word} thing number {n}\n" for n in range(24) for word in ("new", "old")]
+    (home / "unlabelled.txt").write_text("".join(unlabelled), encoding="utf-8")
 
 
 def run_job(server: Any, job: Job, home: Path, kills: int, rng: random.Random) -> Result:
@@ -220,7 +226,7 @@ def child(job: Job, home: Path, out: Path, access: int | None) -> None:
     import torch
 
     multiprocessing.set_start_method(None, force=True)  # workers as in any process
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     output = os.open(out.parent / "output", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -267,10 +273,11 @@ def finetune_job(job: Job, home: Path, out: Path) -> None:
 
     if resumes(out):
         return
-    tokenizer = None if job.name == "bilstm" else home / "tokenizer"
+    tokenizer = None if job.name in OWN_TOKENIZER else home / "tokenizer"
     weights = parse_initial_weights(f"{job.name}/nano", tokenizer=tokenizer)
     settings = [f"train.{text}" for text in (*TRAIN, *RUNTIME)]
-    finetune(weights, home / "rows.tsv", out, dev=home / "rows.tsv", settings=settings)
+    rows, text = home / "rows.tsv", [home / "unlabelled.txt"] if job.name == "cvt" else None
+    finetune(weights, rows, out, dev=rows, unlabelled=text, settings=settings)
 
 
 def resumes(out: Path) -> bool:

@@ -303,6 +303,10 @@ MISTAKES = [
     ("{tmp} --train {train} -o {new}", "{tmp} is neither a run"),
     ("bert/nano --train {train}", "missing -o RUN"),
     ("bert/nano -o {new}", "give --train FILE or --suite NAME DIR"),
+    (
+        "ulmfit/nano --stages --train {train} -o {new}",
+        "--stages needs a list before --train: --stages general,target,task",
+    ),
     ("--train {train} -o {new}", "missing MODEL"),
     ("bert/nano --train {train} -o {files}", "{files} already exists"),
     ("bert/nano --train {train} -o {files} --seeds 2", "{files} already exists"),

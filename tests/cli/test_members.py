@@ -79,9 +79,26 @@ def test_a_family_is_listed_with_its_sizes_and_parameters(kinfolk: Kinfolk) -> N
     said = kinfolk("members", "bert")
     rows = {line.split()[0]: line.split() for line in said.out.splitlines() if line}
     assert rows["bert-base-uncased"][1:] == ["110,106,428", "12", "768", "12", "512"]
+    told = " ".join(said.out.split())
+    assert "parameters: with 30,522 tokens, 28,996 in bert-base-cased, bert-large-cased" in told
     found = json.loads(kinfolk("members", "bert", "--json").out)
     assert found["parameters"]["bert-base-uncased"] == 110_106_428
+    assert found["vocab_size"]["bert-base-uncased"] == 30_522
     assert "did you mean bert" in kinfolk("members", "brt").sentence
+
+
+def test_every_family_has_the_dimensions_of_its_sizes(kinfolk: Kinfolk) -> None:
+    with every_case() as case:
+        for entry in kinfolk_families.index().values():
+            if entry.objectives or entry.capabilities:
+                with case(entry.name):
+                    lines = kinfolk("members", entry.name).out.splitlines()
+                    header = next(line for line in lines if line.startswith("size "))
+                    own = ("order",) if entry.name == "ngram" else ("layers", "hidden size")
+                    assert all(name in header for name in ("parameters", *own))
+                    assert any(line.startswith("parameters: with ") for line in lines)
+    lines = kinfolk("members", "cvt").out.splitlines()
+    assert next(line.split() for line in lines if line.startswith("cvt "))[2:4] == ["2", "2,048"]
 
 
 def test_every_command_shows_an_example(kinfolk: Kinfolk) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import tracemalloc
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.data import encode
+from kinfolk.data import files as files_module
 from kinfolk.data import prepare as module
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import ReadOptions
@@ -448,3 +450,27 @@ def test_the_text_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "walk", lambda top, **how: walks.append(top) or walk(top, **how))
     prepare([tmp_path / "text"], tokenizer=BYTE, out=tmp_path / "c")
     assert walks == [tmp_path / "text"]
+
+
+def test_little_of_a_longer_text_stays_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text sixteen times as long, in small parts: at most an eighth of what is added stays."""
+    monkeypatch.setattr(module, "GROUP_CHARS", 1 << 13)
+    monkeypatch.setattr(module, "GROUPS_PER_CHECKPOINT", 2)
+    monkeypatch.setattr(files_module, "READ_BYTES", 1 << 13)
+
+    def peak(copies: int) -> int:
+        source = tmp_path / f"{copies}.txt"
+        source.write_text("".join(f"Cat {n % 97} saw a dog.\n\n" for n in range(copies)))
+        tracemalloc.start()
+        prepare([source], tokenizer=BYTE, out=tmp_path / f"c{copies}", holdout=0.1)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    sizes = (2_000, 32_000)
+    peak(100)  # what is made once for all
+    small, large = (peak(copies) for copies in sizes)
+    added = (tmp_path / f"{sizes[1]}.txt").stat().st_size * (1 - sizes[0] / sizes[1])
+    assert large - small < added / 8

@@ -282,9 +282,14 @@ def test_what_a_grid_cannot_do_is_one_sentence(
     pretrain(recipe(home, "bert", "train.steps=1", "train.warmup=0"), tmp_path / "bert")
     rows.write_text("text\tlabel\n" + "a good thing\tyes\na bad thing\tno\n" * 8)
     files = ("--train", rows, "--dev", rows, "-o", new, "--device", "cpu", "--steps", 2)
-    assert refused("finetune", tmp_path / "bert", *files, "--pipeline", 2).endswith(
-        "this kind of training keeps the model in one process: leave both at 1"
+    whole = (
+        "apply to pretraining alone: kinfolk finetune scores predictions of the whole model, which "
+        "each process holds. Leave both at 1; --parallel fsdp divides the weights"
     )
+    tuned = refused("finetune", tmp_path / "bert", *files, "--pipeline", 2)
+    assert tuned == f"train.tensor=1 and train.pipeline=2 {whole}"
+    tuned = refused("finetune", tmp_path / "bert", *files, "--tensor", 2)
+    assert tuned == f"train.tensor=2 and train.pipeline=1 {whole}"
     ngram = refused("pretrain", "ngram", *small, "--tensor", 2)
     assert "need a multiple of 2 processes" in ngram
     monkeypatch.setenv("RANK", "0")

@@ -235,6 +235,13 @@ class StageOptions:
     )
     corpus: Path | None = option("DIR", "Corpus of the stage general.")
 
+    def check_list(self) -> None:
+        """Refuse an option in the place of the list, which would be read as its value."""
+        if self.stages is not None and self.stages.startswith("-"):
+            raise UsageError(
+                f"--stages needs a list before {self.stages}: --stages general,target,task"
+            )
+
     def check(self, data: DataOptions, start: ModelOptions, task: TaskOptions) -> None:
         """Refuse options that do not apply to stages."""
         if self.stages is None:
@@ -303,6 +310,7 @@ def finetune(
         )
     if model_options.distillation_weight is not None and model_options.teacher is None:
         raise UsageError("--distillation-weight requires --teacher")
+    stage_options.check_list()
     data.check(task_options)
     stage_options.check(data, model_options, task_options)
     model = model_or_family(model)

@@ -72,7 +72,9 @@ def print_sizes(name: str, *, json: bool) -> None:
     chosen = family(name)
     counts = {size: parameter_count(config) for size, config in chosen.sizes.items()}
     if json:
-        print_json({**asdict(IndexEntry.of(chosen)), "parameters": counts})
+        known_words = {size: config.vocab_size for size, config in chosen.sizes.items()}
+        facts = {"parameters": counts, "vocab_size": known_words}
+        print_json({**asdict(IndexEntry.of(chosen)), **facts})
         return
     print_facts(
         [
@@ -83,15 +85,28 @@ def print_sizes(name: str, *, json: bool) -> None:
         ]
     )
     known = {field for config in chosen.sizes.values() for field in vars(config)}
+    if chosen.model.gradient_free is None:  # where these follow from other fields, too
+        known |= {DIMENSIONS["layers"], DIMENSIONS["hidden size"]}
     dimensions = {name: field for name, field in DIMENSIONS.items() if field in known}
     sizes = table("size", *numbers("parameters", *dimensions))
     for size, config in chosen.sizes.items():
-        values = [vars(config).get(field) for field in dimensions.values()]
+        values = [getattr(config, field, None) for field in dimensions.values()]
         cells = ("-" if value is None else f"{value:,}" for value in values)
         sizes.add_row(size, f"{counts[size]:,}", *cells)
     print_table(sizes, "sizes")
+    print(f"parameters: {vocabularies(chosen)}; a run has the vocabulary of its tokenizer")
     if chosen.model.gradient_free is not None:
-        print("parameters: of single tokens; those of longer n-grams depend on the text")
+        print("they are those of single tokens; those of longer n-grams depend on the text")
+
+
+def vocabularies(family: "Family") -> str:
+    """Return the vocabulary sizes that the parameters of each size are counted with."""
+    sizes: dict[int, list[str]] = {}
+    for size, config in family.sizes.items():
+        sizes.setdefault(config.vocab_size, []).append(size)
+    usual, *others = sorted(sizes, key=lambda count: -len(sizes[count]))
+    parts = [f"with {usual:,} tokens", *(f"{n:,} in {', '.join(sizes[n])}" for n in others)]
+    return ", ".join(parts)
 
 
 def supported_uses(family: "Family") -> tuple[str, ...]:

@@ -75,6 +75,11 @@ class CVTConfig(ModelConfig):
             )
 
     @property
+    def num_layers(self) -> int:
+        """The number of LSTM layers, which is fixed: each view reads one of them."""
+        return NUM_LAYERS
+
+    @property
     def hidden_size(self) -> int:
         """The size of the states of both layers in both directions."""
         return 2 * NUM_LAYERS * self.projection_size

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.nn.layers import get_activation
@@ -96,7 +97,8 @@ class CharacterEmbedding(nn.Module):
         else:
             words, index = torch.unique(character_ids.flatten(0, -2), dim=0, return_inverse=True)
             vectors = self.cnn(words.long())
-        return vectors[index.view(input_ids.shape)]
+        # Unlike vectors[index], its gradient adds up in a fixed order with several CPU threads.
+        return F.embedding(index.view(input_ids.shape), vectors)
 
     @torch.no_grad()
     def set_table(self, table: Tensor) -> None:

@@ -60,10 +60,14 @@ class CoreferenceHead(nn.Module):
         later, step = torch.nonzero(before >= 0, as_tuple=True)
         anaphor, antecedent = kept[later], kept[before[later, step]]
         speakers = compare_speakers(spans.speaker[anaphor], spans.speaker[antecedent])
-        pairs = self.pairs(vectors[anaphor], vectors[antecedent], step + 1, speakers)
+        # F.embedding and not vectors[anaphor], whose gradient adds up in no fixed order where spans
+        # repeat and the CPU has several threads.
+        later_spans, earlier_spans = (F.embedding(i, vectors) for i in (anaphor, antecedent))
+        pairs = self.pairs(later_spans, earlier_spans, step + 1, speakers)
         scores = mention_scores.new_full((len(kept), 1 + most), -torch.inf)
         scores[:, 0] = 0.0
-        mentions = mention_scores[anaphor] + mention_scores[antecedent]
+        mentions = mention_scores.index_select(0, anaphor)
+        mentions = mentions + mention_scores.index_select(0, antecedent)
         scores[later, step + 1] = mentions + pairs.float()
         return CoreferenceScores(kept, before, scores, mention_scores)
 
@@ -73,12 +77,14 @@ class CoreferenceHead(nn.Module):
         indices = first[:, None] + torch.arange(int(length.max()), device=first.device)
         outside = indices > last[:, None]
         indices = indices.minimum(last[:, None])
-        weight = self.attend(words)[:, 0].float()[indices].masked_fill(outside, -torch.inf)
+        weight = F.embedding(indices, self.attend(words).float())[..., 0]
+        weight = weight.masked_fill(outside, -torch.inf)
         mean = F.embedding_bag(
             indices, words, mode="sum", per_sample_weights=weight.softmax(-1).to(words.dtype)
         )
         feature = self.lengths(bucket(length))
-        return self.span(torch.cat([words[first], words[last], mean, feature], -1))
+        ends = (F.embedding(i, words) for i in (first, last))
+        return self.span(torch.cat([*ends, mean, feature], -1))
 
     def pairs(self, later: Tensor, earlier: Tensor, distance: Tensor, speakers: Tensor) -> Tensor:
         """Score pairs of spans: (pairs,)."""

@@ -51,14 +51,20 @@ class CRF(nn.Module):
         first = int(sizes[0])
         # A word of a step follows the word of its text in the step before, whose size is between.
         before = words[first:] - torch.repeat_interleave(sizes[:-1], sizes[1:])
+        # index_select and not first[tags], whose gradient adds up in no fixed order where tags
+        # repeat and the CPU has several threads.
+        pairs = tags[before.to(tags.device)] * len(self.first) + tags[first:]
         changes = torch.cat(
-            [self.first[tags[:first]], self.transitions[tags[before.to(tags.device)], tags[first:]]]
+            [
+                self.first.index_select(0, tags[:first]),
+                self.transitions.flatten().index_select(0, pairs),
+            ]
         )
         of_words = emissions.gather(1, tags[:, None])[:, 0] + changes
         scores = of_words.new_zeros(first).index_add(0, texts.text_ids, of_words)
         last = torch.zeros_like(texts.text_ids[:first])
         last = last.scatter_reduce(0, texts.text_ids, words.to(last), "amax")
-        return scores + self.last[tags[last]]
+        return scores + self.last.index_select(0, tags[last])
 
     def log_partition(self, emissions: Tensor, texts: PackedTexts) -> Tensor:
         """Return the log of the summed exp(score) over all sequences of tags: (texts,)."""

@@ -87,10 +87,14 @@ class SampledLogits(LinearLogits):
         samples = ((self.vocab_size + 1) ** uniform).long().sub(1).clamp(0, self.vocab_size - 1)
         same = samples == labels[:, None]  # a label that is drawn is no wrong answer
         probability = ((samples + 2) / (samples + 1)).log() / math.log(self.vocab_size + 1)
-        scores = F.linear(hidden, self.weight[samples]) - (self.num_samples * probability).log()
-        right = (hidden * self.weight[labels]).sum(-1)
+        # F.embedding and not weight[samples], whose gradient adds up in no fixed order where ids
+        # repeat and the CPU has several threads; so does that of bias[samples].
+        weights = F.embedding(samples, self.weight)
+        scores = F.linear(hidden, weights) - (self.num_samples * probability).log()
+        right = (hidden * F.embedding(labels, self.weight)).sum(-1)
         if self.bias is not None:
-            scores, right = scores + self.bias[samples], right + self.bias[labels]
+            scores = scores + self.bias.index_select(0, samples)
+            right = right + self.bias.index_select(0, labels)
         together = torch.cat([right[:, None], scores.masked_fill(same, -torch.inf)], dim=1)
         return (together.float().logsumexp(1) - right).sum()
 

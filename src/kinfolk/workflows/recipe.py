@@ -213,7 +213,10 @@ def new_recipe(
         train=chosen.train(size),
         vectors="" if vectors is None else str(Path(vectors).resolve()),
     )
-    return finalize(base, settings)
+    made = finalize(base, settings)
+    if made.model.counting_steps != config.counting_steps:  # model.order=5: ngram/5, not ngram/tiny
+        made = dataclasses.replace(made, name=f"{family_name}/{made.model.counting_steps}")
+    return made
 
 
 def open_corpora(

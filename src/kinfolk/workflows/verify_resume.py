@@ -36,6 +36,7 @@ from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.run import log_interval
 from kinfolk.training.run_differences import PARTS, counts, differences, digests
 from kinfolk.training.workload import select_device
+from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import model_or_family
 from kinfolk.workflows.prefix_recipe import PrefixRecipe
@@ -47,6 +48,9 @@ STEPS = 24
 MIN_STEPS = 4  # for a checkpoint, a step after it to be killed at, and one more
 DOCUMENTS = 100  # of the text that every machine has
 VOCAB_SIZE = 512
+LABELLED_LINES = 64  # of the labelled rows that a family without a pretraining objective learns
+UNLABELLED_LINES = 256
+MIN_LINE_WORDS = 4
 HOLDOUT = 0.1
 KILLED, WHOLE = "killed", "whole"  # folders of the two runs
 ERROR_LINES = 3  # of a process that failed
@@ -110,28 +114,46 @@ def verify_resume(
     `verify_resume("gpt2/nano", steps=12).equal`
 
     The model is FAMILY[/SIZE], trained on the corpus or on Python's documentation, or the folder of
-    a run of pretraining or fine-tuning, whose recipe and data are used. Both runs are made in a
-    temporary folder; nothing is written to the folder of a run.
+    a run of pretraining or fine-tuning, whose recipe and data are used. A family without a
+    pretraining objective is fine-tuned to tag words of Python's documentation. Both runs are made
+    in a temporary folder; nothing is written to the folder of a run.
     """
     with tempfile.TemporaryDirectory(prefix="kinfolk-verify-") as name:
         folder = Path(name)
-        base = source_recipe(model, corpus, objective, folder)
+        base, source = source_recipe(model, corpus, objective, folder)
         chosen, killed_at = verification_recipe(base, steps, device)
         for run in (KILLED, WHOLE):
-            write_run(chosen, model, folder / run)
+            write_run(chosen, source, folder / run)
         events = train_in_processes(folder, killed_at, chosen.train.steps, on_message)
         return make_proof(chosen, str(model), folder, killed_at, events)
 
 
 def source_recipe(
     model: Path | str, corpus: CorpusSource | None, objective: str | None, folder: Path
-) -> Recipe | FineTuneRecipe:
-    """Return the recipe of a run, or of a family on a corpus or on the text of every machine."""
+) -> tuple[Recipe | FineTuneRecipe, Path]:
+    """Return the recipe of a run, or of a family on the text of every machine, and its folder."""
     name = str(model)
+    given = corpus is not None or objective is not None
     if name.partition("/")[0] not in index():
-        given = corpus is not None or objective is not None
-        return run_recipe(Path(model_or_family(name)), given=given)
+        run = Path(model_or_family(name))
+        return run_recipe(run, given=given), run
     check_name(name)
+    if not index()[name.partition("/")[0]].objectives:
+        if given:
+            raise UserError(
+                f"{name} has no pretraining objective and is fine-tuned on labelled rows of its "
+                "own: leave --corpus and --objective out"
+            )
+        run = finetune_demo_task(name, folder)
+        base = run_recipe(run, given=False)
+        return replace(base, train=replace(base.train, device="auto")), run
+    return family_recipe(name, corpus, objective, folder), folder
+
+
+def family_recipe(
+    name: str, corpus: CorpusSource | None, objective: str | None, folder: Path
+) -> Recipe:
+    """Return the recipe of pretraining a family on a corpus, or on the text of every machine."""
     if corpus is None:
         chosen = family(name.partition("/")[0])
         pairs = chosen.objective(objective) is chosen.objectives.get("pairs")
@@ -171,6 +193,29 @@ def write_demo_corpus(folder: Path, *, pairs: bool) -> Path:
     table.write_text("".join(lines), encoding="utf-8")
     write_parallel_corpus(ParallelText(table), tokenizer, out)
     return out
+
+
+def finetune_demo_task(name: str, folder: Path) -> Path:
+    """Fine-tune a family for one step to tell words from code; return the folder of the run.
+
+    Words are those of Python's documentation. A family of cross-view training also learns from
+    lines of it without labels.
+    """
+    documents = itertools.islice(demo_text.demo_documents(), DOCUMENTS)
+    lines = (line.split() for document in documents for line in document.splitlines())
+    long = (words for words in lines if len(words) >= MIN_LINE_WORDS)
+    kept = [*itertools.islice(long, LABELLED_LINES + UNLABELLED_LINES)]
+    rows, text = folder / "rows.jsonl", folder / "unlabelled.txt"
+    labelled = [
+        {"tokens": words, "tags": ["word" if word.isalpha() else "code" for word in words]}
+        for words in kept[:LABELLED_LINES]
+    ]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in labelled), encoding="utf-8")
+    unlabelled = [" ".join(words) + "\n" for words in kept[LABELLED_LINES:]]
+    text.write_text("".join(unlabelled), encoding="utf-8")
+    views = "cross_view" in family(name.partition("/")[0]).formulations
+    files = [text] if views else None
+    return finetune(name, rows, folder / "source", unlabelled=files, steps=1, device="cpu")
 
 
 def verification_recipe(
@@ -214,12 +259,12 @@ def kill_step(steps: int, interval: int, *, counting: bool = False) -> tuple[int
     raise UserError(f"--steps must be at least {least}, to be killed between two (got {steps})")
 
 
-def write_run(chosen: Recipe | FineTuneRecipe, model: Path | str, folder: Path) -> None:
+def write_run(chosen: Recipe | FineTuneRecipe, source: Path, folder: Path) -> None:
     """Write a run folder that has not begun: a resume starts it."""
     folder.mkdir()
     chosen.write(folder / "recipe.json")
     if isinstance(chosen, FineTuneRecipe):
-        shutil.copytree(Path(model) / "tokenizer", folder / "tokenizer")
+        shutil.copytree(source / "tokenizer", folder / "tokenizer")
 
 
 def train_in_processes(
@@ -290,7 +335,7 @@ def make_proof(
         notes = [CUDA_NOTE, *(f"CUDA: {name} is not deterministic" for name in unsure(log))]
     return ResumeProof(
         name=chosen.name if name in index() else name,
-        objective=(type_name(chosen.objective) if isinstance(chosen, Recipe) else "labelled rows"),
+        objective=learned_by(chosen),
         device=chosen.train.device,
         steps=chosen.train.steps,
         save_every=chosen.train.save_every,
@@ -300,6 +345,13 @@ def make_proof(
         parts=tuple(parts),
         notes=tuple(notes),
     )
+
+
+def learned_by(chosen: Recipe | FineTuneRecipe) -> str:
+    """Return the objective of pretraining, or what fine-tuning learns from."""
+    if isinstance(chosen, Recipe):
+        return type_name(chosen.objective)
+    return "labelled rows" if chosen.unlabelled is None else "labelled rows and unlabelled text"
 
 
 def unsure(log: str) -> list[str]:

@@ -248,7 +248,7 @@ def segment_log_softmax(scores: Tensor, index: Tensor, segments: int) -> Tensor:
     maximum = maximum.scatter_reduce(0, index, scores.detach(), "amax")
     shifted = scores - maximum[index]
     total = scores.new_zeros(segments).index_add(0, index, shifted.exp())
-    return shifted - total.log()[index]
+    return shifted - total.log().index_select(0, index)  # [index] would add up in no fixed order
 
 
 def segment_mean(values: Tensor, index: Tensor, segments: int) -> Tensor:
