@@ -103,9 +103,12 @@ class TfidfClassifier:
 
     def predict(self, rows: Sequence[Sequence[str]]) -> list[str]:
         """Return the most probable label of each text or pair."""
-        inputs = self.vectorizer(count_features(rows))
-        scores = inputs @ self.weights[:-1] + self.weights[-1]
-        return [self.labels[best] for best in scores.argmax(1).tolist()]
+        return [self.labels[best] for best in self.scores(rows).argmax(1).tolist()]
+
+    def scores(self, rows: Sequence[Sequence[str]]) -> FloatArray:
+        """Return the logits of each text or pair: (rows, labels)."""
+        scores: FloatArray = self.vectorizer(count_features(rows)) @ self.weights[:-1]
+        return scores + self.weights[-1]
 
 
 @dataclass(frozen=True)
