@@ -1019,14 +1019,15 @@ def prepare(options: argparse.Namespace) -> Data:
     phrases = data.long_phrases()
     table(options.work / "sst2.tsv", phrases)
     table(options.work / "mix.tsv", data.mixed())
-    clear = table(options.work / "clear.tsv", data.clear())
+    clear = data.clear()
+    table(options.work / "clear.tsv", clear)
     complete(options.work / "latent.txt", "".join(f"{text}\n" for text, _ in phrases))
     real = [{"arm": REAL, "split": "test", "attribute": y, "text": t} for t, y in data.test]
     publish(options, REAL, real)
     sizes = {f"sentences {name}": len(found) for name, found in data.sentences.items()}
     sizes |= {f"reviews {name}": len(found) for name, found in data.judged.items()}
-    sizes |= {"phrases": len(phrases), "reviews": len(data.reviews), "other": len(data.other)}
-    sizes["clear"] = sum(1 for _ in clear.open()) - 1
+    sizes |= {"phrases": len(phrases), "reviews": len(data.reviews), "clear": len(clear)}
+    sizes["other"] = len(data.other)
     write(options, sizes=sizes)
     return data
 
