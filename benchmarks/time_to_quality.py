@@ -36,11 +36,17 @@ BEFORE = ((2e-3, 0.01), (4e-3, 0.01), (2e-3, 0.02), (4e-3, 0.02), (8e-3, 0.04))
 AFTER = ((1e-3, 0.005), (1e-3, 0.01), (2e-3, 0.01), (2e-3, 0.02))  # norms after each sublayer
 MUON_RATES = {
     "gpt2": BEFORE, "glm": BEFORE,
-    "t5": (*BEFORE[1:], (8e-3, 0.02), (4e-3, 0.005), (8e-3, 0.005), (4e-3, 0.0025)),
+    "t5": (
+        *BEFORE[1:], (8e-3, 0.02), (4e-3, 0.005), (8e-3, 0.005), (4e-3, 0.0025),
+        (8e-3, 0.0025), (1.6e-2, 0.0025), (1.6e-2, 0.005), (3.2e-2, 0.005),
+    ),
     "bert": AFTER, "albert": AFTER, "xlnet": AFTER,
-    "transformer_xl": (*AFTER, (4e-3, 0.005), (4e-3, 0.01), (4e-3, 0.02)),
+    "transformer_xl": (
+        *AFTER, (4e-3, 0.005), (4e-3, 0.01), (4e-3, 0.02),
+        (8e-3, 0.005), (8e-3, 0.01), (1.6e-2, 0.01),
+    ),
 }  # fmt: skip
-FACTORS = (1, 2, 4)  # on the rate of the ordinary recipe
+FACTORS = (0.5, 1, 2, 4, 8)  # on the rate of the ordinary recipe
 # The settings of nanoGPT's small models, on our network and steps.
 NANOGPT = ("train.lr=1e-3", "train.betas=0.9,0.99", "train.weight_decay=0.1")
 
@@ -65,7 +71,7 @@ def arms(family: str, lr: float) -> list[Arm]:
     if family in SCHEDULE_ALONE:
         fast += [
             Arm(family, f"fast schedule {f * lr:g}", FRACTION, (*TRAPEZOID, f"train.lr={f * lr}"))
-            for f in FACTORS[:2]
+            for f in (1, 2)
         ]
     return [*plain, *fast]
 
