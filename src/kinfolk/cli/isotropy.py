@@ -21,9 +21,9 @@ from kinfolk.cli.embed import LAYERS, MAX_LENGTH, POOLING, read_texts
 from kinfolk.cli.output import (
     note,
     numbers,
-    print_json,
     print_line,
     print_table,
+    publish,
     saved_on_interrupt,
     table,
 )
@@ -70,7 +70,6 @@ def isotropy(
         raise UserError(f"no such file: {sts}")
     texts = [each for each in read_texts(text, field, column) if each.strip()]
     from kinfolk.reports.isotropy_page import render
-    from kinfolk.reports.page import write
     from kinfolk.workflows.isotropy import isotropy, isotropy_page, read_pairs
 
     pairs = [] if sts is None else read_pairs(sts, columns)
@@ -87,14 +86,13 @@ def isotropy(
             tokenizer=tokenizer,
             device=device,
         )
-    if out is not None:
-        write(render(isotropy_page(result)), out)
-    if json:
-        print_json(result.to_json() | {"report": out})
-        return
-    show(result)
-    if out is not None:
-        print_line(f"\nreport: {out}")
+    publish(
+        out,
+        lambda: render(isotropy_page(result)),
+        json=json,
+        values=result.to_json,
+        show=lambda: show(result),
+    )
 
 
 def show(result: "IsotropyResult") -> None:

@@ -12,9 +12,9 @@ from kinfolk.cli.output import (
     note,
     numbers,
     print_facts,
-    print_json,
     print_line,
     print_table,
+    publish,
     row_progress,
     saved_on_interrupt,
     table,
@@ -59,7 +59,6 @@ def lr_find(
     if out is not None:
         check_new_page(out, [Path(share.corpus) for share in mixture], force=force)
     from kinfolk.reports.lr_find_page import render
-    from kinfolk.reports.page import write
     from kinfolk.workflows.lr_find import lr_find, lr_find_page
 
     with (
@@ -77,14 +76,13 @@ def lr_find(
             settings=overrides or [],
             on_step=progress,
         )
-    if out is not None:
-        write(render(lr_find_page(result)), out)
-    if json:
-        print_json(asdict(result) | {"tenth": result.tenth, "report": out})
-        return
-    show(result)
-    if out is not None:
-        print_line(f"\nreport: {out}")
+    publish(
+        out,
+        lambda: render(lr_find_page(result)),
+        json=json,
+        values=lambda: asdict(result) | {"tenth": result.tenth},
+        show=lambda: show(result),
+    )
 
 
 def show(result: "LRFindResult") -> None:

@@ -20,9 +20,9 @@ from kinfolk.cli.app import (
 from kinfolk.cli.output import (
     note,
     numbers,
-    print_json,
     print_line,
     print_table,
+    publish,
     row_progress,
     saved_on_interrupt,
     short,
@@ -78,7 +78,6 @@ def neurons(
         check_new_file(out, (facts, others, model), force=force)
     asked = one_fact(prompt, prompts or [], answer, facts)
     from kinfolk.reports.neurons_page import render
-    from kinfolk.reports.page import write
     from kinfolk.workflows.fact_prompts import read_facts
     from kinfolk.workflows.neurons import neurons
     from kinfolk.workflows.neurons_page import neurons_page
@@ -103,14 +102,13 @@ def neurons(
             device=device,
             on_step=progress,
         )
-    if out is not None:
-        write(render(neurons_page(result)), out)
-    if json:
-        print_json(result.to_json() | {"report": out})
-        return
-    show(result)
-    if out is not None:
-        print_line(f"\nreport: {out}")
+    publish(
+        out,
+        lambda: render(neurons_page(result)),
+        json=json,
+        values=result.to_json,
+        show=lambda: show(result),
+    )
 
 
 def one_fact(

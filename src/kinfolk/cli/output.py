@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -51,6 +52,27 @@ def print_line(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print JSON, with paths as strings, and nothing else."""
     print(json.dumps(value, ensure_ascii=False, default=os.fspath))
+
+
+def publish(
+    out: Path | None,
+    page: Callable[[], str],
+    *,
+    json: bool,
+    values: Callable[[], dict[str, Any]],
+    show: Callable[[], None],
+) -> None:
+    """Write the page of a result where one is asked for, and print its values or its tables."""
+    from kinfolk.reports.page import write
+
+    if out is not None:
+        write(page(), out)
+    if json:
+        print_json(values() | {"report": out})
+        return
+    show()
+    if out is not None:
+        print_line(f"\nreport: {out}")
 
 
 def table(*headings: str | Column) -> Table:

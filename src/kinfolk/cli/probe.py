@@ -17,9 +17,9 @@ from kinfolk.cli.app import (
 from kinfolk.cli.output import (
     note,
     numbers,
-    print_json,
     print_line,
     print_table,
+    publish,
     saved_on_interrupt,
     table,
 )
@@ -58,7 +58,6 @@ def probe(
     check_model_folder(model)
     if out is not None:
         check_new_page(out, (train, dev, test, model), force=force)
-    from kinfolk.reports.page import write
     from kinfolk.reports.probe_page import render
     from kinfolk.workflows.probe_curves import probe, probe_page
 
@@ -76,14 +75,13 @@ def probe(
             tokenizer=tokenizer,
             device=device,
         )
-    if out is not None:
-        write(render(probe_page(result)), out)
-    if json:
-        print_json(result.to_json() | {"report": out})
-        return
-    show(result)
-    if out is not None:
-        print_line(f"\nreport: {out}")
+    publish(
+        out,
+        lambda: render(probe_page(result)),
+        json=json,
+        values=result.to_json,
+        show=lambda: show(result),
+    )
 
 
 def show(result: "ProbeCurves") -> None:
