@@ -151,11 +151,13 @@ def test_baselines_of_a_task_are_marked(capfd: pytest.CaptureFixture[str]) -> No
     rows = [{**row, "entrant": "gpt2", "baseline": False}]
     rows += [{**row, "entrant": "TF-IDF", "baseline": True}]
     task = {"name": "t.tsv", "metric": "accuracy", "unit": "points", "maximum": 1, "rows": rows}
-    task |= {"lower_is_better": False, "left_out": []}
+    left_out = [{"entrant": "ngram", "reason": "n-grams are counted"}]
+    task |= {"lower_is_better": False, "left_out": left_out}
     show_race({"likelihood": {"rows": []}, "tasks": [task], "verdicts": [], "notes": []})
     lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
     assert "TF-IDF (baseline) 50.0 40.0 to 60.0" in lines
     assert "gpt2 50.0 40.0 to 60.0" in lines
+    assert "ngram is left out: n-grams are counted" in lines
 
 
 def scores(value: Any) -> Any:

@@ -63,6 +63,18 @@ def test_an_entrant_that_is_better_by_construction_is_ahead_and_an_equal_one_is_
     assert re.match("no difference shown between (plain and equal|equal and plain) on ", found[1])
 
 
+def test_entrants_that_predict_alike_are_said_to() -> None:
+    rows = race({"a": 0.4})["a"][0]
+    alike = dict.fromkeys(["a", "b", "c"], [rows, rows, rows])
+    found = sentences(Accuracy(), alike)
+    start = "no difference shown between a, b and c on triage.tsv"
+    assert found == [f"{start} (the same scores on all test rows, 3 seeds)"]
+    intervals = {name: summarize(Accuracy(), rows) for name, rows in alike.items()}
+    differences = compare_all(Accuracy(), alike)
+    beside = verdict_sentences("t", "points", intervals, differences, 3, baselines=["c"])
+    assert "the baseline c and a or b on t (the same scores on all test rows" in beside[-1]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_difference_is_shown_between_entrants_that_are_equal_by_construction(seed: int) -> None:
     found = sentences(Accuracy(), race(dict.fromkeys(["a", "b", "c", "d"], 0.4), seed=seed))

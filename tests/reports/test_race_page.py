@@ -463,6 +463,13 @@ def test_the_summary_counts_entrants_without_those_left_out() -> None:
     assert byte_count(999) == "999 bytes"
 
 
+def test_speed_in_tokens_is_compared_where_tokens_are_the_same() -> None:
+    found = race()
+    assert "<h3>Fastest</h3>" in render(found)
+    found["entrants"][0]["corpus"] = "corpus-2"
+    assert "<h3>Fastest</h3>" not in render(found)
+
+
 def test_rendering_changes_nothing_in_the_race() -> None:
     found = race()
     before = copy.deepcopy(found)

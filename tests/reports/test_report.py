@@ -43,6 +43,7 @@ def full() -> Report:
         scores=[
             ModelScore("gpt2/nano", "left to right", 3.0, 1.5, 24_000_000, 3_200_000, 612.0),
             ModelScore(EVIL, "one token hidden", 2.0, 1.0, comparable=False),
+            ModelScore("t5/nano", "spans hidden", 2.5, 1.2, comparable=False),
             ModelScore("gone", "left to right", NAN),
         ],
         baselines=[Baseline("unigram", 6.0, 3.0), Baseline("3-gram", 2.5, 1.2)],
@@ -63,15 +64,16 @@ def charts(page: str) -> list[dict[str, object]]:
 
 def test_only_comparable_things_share_an_axis() -> None:
     found = charts(render(full()))
-    losses, other, fractions, bleu, likelihood, pseudo, _ = found
+    losses, other, accuracy, bleu, f1, likelihood, tokens, spans, _ = found
     assert [line["name"] for line in losses["lines"]] == ["unigram", "3-gram"]
     assert other["lines"] == []
-    assert [one["name"] for one in fractions["series"]] == ["accuracy", "F1"]
-    assert [one["name"] for one in bleu["series"]] == ["BLEU"]
+    for chart, name in ((accuracy, "accuracy"), (bleu, "BLEU"), (f1, "F1")):
+        assert [one["name"] for one in chart["series"]] == [name]
     assert [row["name"] for row in likelihood["rows"]] == ["gpt2/nano"]
     assert [line["value"] for line in likelihood["lines"]] == [3.0, 1.2]
-    assert [row["name"] for row in pseudo["rows"]] == [EVIL]
-    assert pseudo["lines"] == [] and pseudo["rows"][0]["muted"]
+    for chart, name in ((tokens, EVIL), (spans, "t5/nano")):
+        assert [row["name"] for row in chart["rows"]] == [name]
+        assert chart["lines"] == [] and chart["rows"][0]["muted"]
 
 
 def test_nothing_from_outside_is_code() -> None:
@@ -118,7 +120,7 @@ def test_a_score_is_held_against_the_lines_only_where_that_is_fair() -> None:
     assert "50% below the unigram" in page
     assert "25% above the 3-gram" in page
     assert page.count("below the unigram") == 1
-    assert page.count("cannot be compared with the dashed baselines") == 1
+    assert page.count("cannot be compared with the dashed baselines") == 2
     assert "Dashed lines: the loss of unigram and 3-gram on the same tokens." in page
 
 

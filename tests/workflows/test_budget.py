@@ -222,7 +222,7 @@ def test_micro_batches_cost_as_much_as_a_whole_batch(home: Home, family: str) ->
 )
 def test_a_run_spends_the_flops_that_were_planned(plain: Path, family: str, tmp_path: Path) -> None:
     chosen = entrant(plain, family)
-    cost = measure_costs({family: chosen}, seconds=False)
+    cost = measure_costs({family: chosen}, timing=None)
     planned = Budget("flops", 60 * cost[family].flops)
     steps = budget_steps(planned, cost)[family]
     train = dataclasses.replace(chosen.train, steps=steps, warmup=1)
@@ -233,15 +233,15 @@ def test_a_run_spends_the_flops_that_were_planned(plain: Path, family: str, tmp_
 
 def test_models_that_count_have_no_cost(home: Home) -> None:
     counted = recipe("ngram/3", home.corpus)
-    costs = measure_costs({"n": counted, "g": entrant(home.corpus, "gpt2")}, seconds=False)
+    costs = measure_costs({"n": counted, "g": entrant(home.corpus, "gpt2")}, timing=None)
     assert list(costs) == ["g"]
     assert costs["g"].seconds == 0
 
 
 def test_the_budgets_of_six_runs_are_equal(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timing, "ROUND_SECONDS", 0.01)
-    monkeypatch.setattr(step_timing, "ROUNDS", 3)
-    costs = measure_costs({name: entrant(home.corpus, name) for name in SIX}, seconds=True)
+    monkeypatch.setattr(step_timing, "MIN_ROUNDS", 3)
+    costs = measure_costs({name: entrant(home.corpus, name) for name in SIX}, timing=0.0)
     for kind in KINDS:
         # Not a multiple of any cost, and the least that is allowed.
         for amount in (1.37 * smallest_budget(kind, costs).amount, 0.0):
@@ -444,7 +444,7 @@ def test_steps_are_timed_beside_as_many_processes_as_run_at_a_time(
         yield
         seen.append(-1)
 
-    def timed(recipes: Any) -> dict[str, float]:
+    def timed(recipes: Any, rounds: int) -> dict[str, float]:
         assert seen == [others]  # within the block
         return {}
 
@@ -454,10 +454,20 @@ def test_steps_are_timed_beside_as_many_processes_as_run_at_a_time(
     assert seen == [others, -1]
 
 
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 7), (9.0, 36), (1e6, 80)])
+def test_steps_are_timed_for_as_long_as_asked(
+    seconds: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(step_timing, "time_in_rounds", lambda recipes, rounds: asked.append(rounds))
+    step_timing.time_steps({}, seconds=seconds)
+    assert asked == [rounds]
+
+
 @pytest.mark.slow
 def test_seconds_are_those_of_a_run(plain: Path, tmp_path: Path) -> None:
     chosen = entrant(plain, "gpt2", "train.steps=400", "train.warmup=1")
-    planned = 400 * measure_costs({"a": chosen}, seconds=True)["a"].seconds
+    planned = 400 * measure_costs({"a": chosen}, timing=0.0)["a"].seconds
     start = time.perf_counter()
     pretrain(chosen, tmp_path / "run")
     # A run has its start and its checkpoint besides, and other programs disturb it.

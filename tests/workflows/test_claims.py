@@ -75,6 +75,17 @@ def tested(text: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory)
     return out
 
 
+def test_a_claim_has_the_command_that_tests_it_again(
+    tested: Path, text: Path, labelled: Path
+) -> None:
+    found = json.loads((tested / "claims.json").read_text(encoding="utf-8"))["claims"]
+    command = next(claim["command"] for claim in found if claim["name"] == "glm-positions")
+    assert command == (
+        f"kinfolk claims glm-positions --scale nano --corpus {text} --task {labelled} --seeds 2 "
+        "-o claims"
+    )
+
+
 # Declarations
 
 

@@ -29,7 +29,7 @@ from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.race_data import read_task
 from kinfolk.workflows.race_plan import Entrant, Job, Plan
 from kinfolk.workflows.race_pool import RaceCallback
-from kinfolk.workflows.race_results import measured_spread
+from kinfolk.workflows.race_results import learning_rates, measured_spread
 from kinfolk.workflows.race_setup import (
     make_plan,
     processes_of_device,
@@ -111,7 +111,12 @@ def test_race_json_has_every_table(result: RaceResult) -> None:
     names = ("<b>gpt</b>", BERT, "bilstm/nano", "majority", "TF-IDF")
     assert scored == dict.fromkeys(names, 1)
     assert all(len(row["seeds"]) == 2 for row in task["rows"] if not row["baseline"])
-    assert {entry["entrant"] for entry in task["left_out"]} == {"ngram/tiny", "cove/tiny"}
+    left_out = {entry["entrant"]: entry["reason"] for entry in task["left_out"]}
+    assert left_out == {
+        "ngram/tiny": "ngram models cannot be fine-tuned: n-grams are counted, and no parameter "
+        "has a gradient",
+        "cove/tiny": "cove is trained on sentence pairs, and --corpus is running text",
+    }
     assert {table["task"] for table in race["probes"]} == {"films.tsv"}
     assert {row["entrant"] for row in race["samples"]} >= {"<b>gpt</b>", "held-out text"}
     assert race["verdicts"]
@@ -121,6 +126,38 @@ def test_an_entrant_that_cannot_pretrain_is_left_out_with_the_reason(result: Rac
     (cove,) = (entrant for entrant in result.race["entrants"] if entrant["family"] == "cove")
     assert cove["left_out"] == ("cove is trained on sentence pairs, and --corpus is running text")
     assert not (result.path / "runs" / "cove-tiny").exists()
+
+
+def small_plan(entrants: list[str], corpus: Path, **more: Any) -> Plan:
+    """Return the plan of a small comparison."""
+    chosen = {name: value for name, value in SMALL.items() if name not in ("tokens", "jobs")}
+    options = race_options(entrants, corpus, {"tokens": 5000}, **chosen, **more)
+    return plan_only(options, jobs=1, on_message=lambda message: None)
+
+
+def test_a_network_beside_the_entrants_that_cannot_do_a_task_is_listed(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    corpus, _ = inputs
+    task = tmp_path / "short.tsv"
+    lines = [f"a text of {n} words to write\ta text of {n}" for n in range(60)]
+    task.write_text("\n".join(["source\ttarget", *lines]) + "\n", encoding="utf-8")
+    (planned,) = small_plan(["t5/nano"], corpus, tasks=task).tasks
+    assert planned.entrants == ("t5/nano",)
+    (reason,) = planned.left_out.values()
+    assert [*planned.left_out] == ["bilstm/nano"]
+    assert reason.startswith("bilstm does not support write tasks (supported: ")
+    assert reason.endswith(")")  # no advice for another command
+
+
+@pytest.mark.parametrize("setting", ["train.lr=5e-3", "train.optimizer=muon"])
+def test_the_page_says_whose_rate_was_set(inputs: tuple[Path, Path], setting: str) -> None:
+    corpus, _ = inputs
+    plan = small_plan(["gpt2/nano", f"mine=gpt2/nano {setting}"], corpus)
+    words = learning_rates(plan)["words"]
+    assert words.endswith("Settings of its own changed rate or optimizer of mine.")
+    searched = replace(plan, options=replace(plan.options, search=3))
+    assert "mine" in learning_rates(searched)["words"]
 
 
 def test_pseudo_likelihoods_are_not_compared_with_likelihoods(result: RaceResult) -> None:

@@ -15,6 +15,7 @@ from kinfolk.generation.generate import generate_batches
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows import race_samples
+from kinfolk.workflows.compare import compare
 from kinfolk.workflows.finetune_recipe import InitialWeights
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.race_samples import SampleEvaluator, sample_quality
@@ -119,6 +120,36 @@ def test_a_model_with_another_tokenizer_gets_the_same_prompts(evaluator: SampleE
     result = sample_quality(network("gpt2", other), evaluator, **FEW)
     shared = sample_quality(network("gpt2", evaluator.tokenizer), evaluator, **FEW)
     assert result.samples.prompts == shared.samples.prompts
+
+
+def test_a_model_with_another_tokenizer_writes_as_much_text(
+    evaluator: SampleEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes are shorter than the tokens of the corpus, so that the same text has more of them."""
+    asked: dict[str, int] = {}
+
+    def generate(network: Any, tokenizer: Any, prompts: Any, config: Any, **others: Any) -> Any:
+        asked[tokenizer.fingerprint] = config.max_new_tokens
+        return generate_batches(network, tokenizer, prompts, config, **others)
+
+    monkeypatch.setattr(race_samples, "generate_batches", generate)
+    other = train_tokenizer(["a"], kind="bpe", vocab_size=362, fewer=True)
+    result = sample_quality(network("gpt2", other), evaluator, **FEW)
+    real = [len(text.encode()) for text in result.reference.texts]
+    assert asked[other.fingerprint] == round(sum(real) / len(real)) > FEW["new_tokens"]
+    sample_quality(network("gpt2", evaluator.tokenizer), evaluator, **FEW)
+    assert asked[evaluator.tokenizer.fingerprint] == FEW["new_tokens"]
+
+
+def test_all_entrants_of_a_comparison_continue_the_same_text(tmp_path: Path, home: Home) -> None:
+    """Also one with bytes for tokens, whose rows hold less text, and one that counts."""
+    entrants = ["gpt2/nano", "bytes=gpt2/nano tokenizer=bpe:362", "ngram/2"]
+    small: dict[str, Any] = {"seeds": 1, "length": 64, "batch_size": 4, "device": "cpu", "jobs": 0}
+    race = compare(entrants, home.text, tmp_path / "race", tokens=13_000, samples=4, **small).race
+    prompts = {row["entrant"]: row["prompts"] for row in race["samples"]}
+    assert len(prompts) == 4 and len({tuple(found) for found in prompts.values()}) == 1
+    (sizes,) = {tuple(map(len, [row["texts"] for row in race["samples"]]))}
+    assert sizes == (4, 4, 4, 4)
 
 
 def test_windows_are_short_where_documents_are(tmp_path: Path, home: Home) -> None:

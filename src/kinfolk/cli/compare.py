@@ -352,7 +352,6 @@ def show_task(task: Mapping[str, Any]) -> None:
         is_baseline = any(row["baseline"] for row in found if row)
         shown = f"{name} (baseline)" if is_baseline else name
         rows.add_row(escape(visible(shown)), *scores, interval)
-    for entry in task["left_out"]:
-        blank = [""] * len(sizes)
-        rows.add_row(escape(visible(entry["entrant"])), *blank, escape(visible(entry["reason"])))
     print_table(rows, escape(visible(f"{task['name']} ({task['metric']}, {task['unit']})")))
+    for entry in task["left_out"]:
+        print_line(f"{entry['entrant']} is left out: {entry['reason']}")

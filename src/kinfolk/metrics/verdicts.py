@@ -13,6 +13,7 @@ from kinfolk.metrics.text import BitsPerByte
 BITS = "bits per byte"
 DECIMALS = {"points": 1, BITS: 3}  # of the units, in sentences
 MAX_DECIMALS = 5
+ROUNDING = 1e-12  # differences that are none
 ROWS = {BITS: "held-out documents"}  # what an interval of one seed covers; else test rows
 
 
@@ -50,8 +51,16 @@ class _Wording:
                 verb = "is" if len(wide) == 1 else "are"
                 which = f"the 95 % {noun} of {len(wide)} of {len(ties)} pairs {verb}"
             return f"{self.too_few(wide)}: {which} wider than the scale"
-        (most,) = self.numbers(max(abs(bound) for d in ties for bound in (d.low, d.high)))
+        largest = max(abs(bound) for d in ties for bound in (d.low, d.high))
+        if largest < ROUNDING:
+            return self.same
+        (most,) = self.numbers(largest)
         return f"all 95 % intervals include 0 and reach up to {most} {self.unit}"
+
+    @property
+    def same(self) -> str:
+        """What is said of entrants whose predictions are alike."""
+        return f"the same scores on all {ROWS.get(self.unit, 'test rows')}"
 
     def too_few(self, wide: Sequence[Difference]) -> str:
         """Return what there is too little of, where intervals are wider than the scale."""
@@ -167,6 +176,8 @@ def _tie(wording: _Wording, group: Sequence[str], ties: Mapping[frozenset[str], 
     names = join_words([wording.title(name) for name in group])
     between = f"no difference shown between {names} on {wording.where}"
     ending = _after(wording.runs(within))
+    if all(abs(bound) < ROUNDING for d in within for bound in (d.low, d.high)):
+        return f"{between} ({wording.same}{ending})"
     if len(within) == 1:
         value, low, high = wording.numbers(*better_by(within[0]))
         known = f"95 % interval {low} to {high}"

@@ -129,7 +129,9 @@ def measured_words(measured: Json) -> str:
 
 
 def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list[Card]:
-    """Say which entrant read the most tokens in a second."""
+    """Say which entrant read the most tokens in a second, where all have the same tokens."""
+    if len({one.get("corpus") for one in running if not one.get("baseline")}) > 1:
+        return []
     speeds = {
         one["name"]: speed
         for one in running
@@ -169,8 +171,9 @@ ONE_SEED = (
 )
 AHEAD = (
     "An entrant is called ahead of another only if the 95 % interval of their difference on the "
-    "same rows, corrected for the number of pairs in the table, excludes 0. Test rows are used for "
-    "scores alone, never for a choice."
+    "same rows, corrected for the number of pairs in the table, excludes 0. Both are scored on the "
+    "same rows, so that this can be shown where the intervals of their own scores overlap. Test "
+    "rows are used for scores alone, never for a choice."
 )
 
 

@@ -36,7 +36,7 @@ PSEUDO_HINT = (
 LEARNING_HINT = (
     "Only losses of the same objective, with the same settings and the same tokenizer, share a "
     "panel: a loss of another kind says nothing about them. Lines join evaluations on held-out "
-    "text where there are any, and training losses elsewhere."
+    "text where there are any, and training losses elsewhere. Of the first seed."
 )
 POINTS = "Points: the mean over seeds. Lines: its 95 % interval."
 TRADEOFF_HINT = (

@@ -132,36 +132,42 @@ def training_chart(panel: LossPanel, x: str) -> Markup:
 
 
 def metric_charts(report: Report) -> list[tuple[str, Markup]]:
-    """Draw the scores on dev rows: those from 0 to 1 share an axis, every other has its own."""
-    fractions, charts = [], []
-    for metric in report.metrics:
-        if all(0 <= value <= 1 for value in metric.ys):
-            fractions.append(metric)
-        else:
-            charts.append([metric])
-    return [
-        ("", line_chart(group, x=report.x, y=", ".join(metric.name for metric in group)))
-        for group in ([fractions] if fractions else []) + charts
-    ]
+    """Draw the scores on dev rows, each metric on an axis of its own."""
+    return [("", line_chart([metric], x=report.x, y=metric.name)) for metric in report.metrics]
 
 
 def bar_charts(report: Report, colors: dict[str, int]) -> list[tuple[str, Markup]]:
-    """Draw bits per byte: likelihoods over the baselines, pseudo-likelihoods by themselves."""
-    charts = []
-    for title, comparable in (("Likelihood", True), ("Pseudo-likelihood", False)):
-        values = [
-            Bar(score.model, score.bits_per_byte, score.kind, colors[score.model], not comparable)
-            for score in report.scores
-            if score.bits_per_byte is not None and score.comparable == comparable
-        ]
-        lines = [
-            ReferenceLine(line.name, line.bits_per_byte)
-            for line in report.baselines
-            if line.bits_per_byte is not None and comparable
-        ]
-        if values:
-            charts.append((title, bars(values, lines, x="bits per byte, lower is better")))
-    return charts
+    """Draw bits per byte: likelihoods over the baselines, each pseudo-likelihood by itself."""
+    charts: dict[str, list[Bar]] = {}
+    for score in sorted(report.scores, key=lambda score: not score.comparable):
+        if score.bits_per_byte is None:
+            continue
+        # What predicts each token and what predicts spans cannot be compared.
+        title = "Likelihood" if score.comparable else capitalized(score.kind)
+        charts.setdefault(title, []).append(
+            Bar(
+                score.model,
+                score.bits_per_byte,
+                score.kind,
+                colors[score.model],
+                not score.comparable,
+            )
+        )
+    lines = [
+        ReferenceLine(line.name, line.bits_per_byte)
+        for line in report.baselines
+        if line.bits_per_byte is not None
+    ]
+    x = "bits per byte, lower is better"
+    return [
+        (title, bars(values, lines if title == "Likelihood" else (), x=x))
+        for title, values in charts.items()
+    ]
+
+
+def capitalized(text: str) -> str:
+    """Return a text that begins a line."""
+    return text[:1].upper() + text[1:]
 
 
 def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[tuple[str, bool]]:

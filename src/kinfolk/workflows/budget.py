@@ -23,11 +23,12 @@ from kinfolk.training.step import input_tokens
 from kinfolk.training.workload import optimizer_step, uses_bfloat16
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe
-from kinfolk.workflows.step_timing import ROUNDS, time_steps
+from kinfolk.workflows.step_timing import time_steps
 
 Kind = Literal["minutes", "flops", "tokens"]
 
 TOLERANCE = 0.02  # largest difference between two runs, as a share of the budget
+TIMED_SHARE = 0.05  # of the seconds of all runs of an entrant, for timing its steps
 MIN_STEPS = round(1 / TOLERANCE)  # rounding to whole steps is half a step up, and half a step down
 
 MAX_AMOUNT = {"minutes": 1e7, "flops": 1e30, "tokens": 1e18}  # of one run
@@ -53,11 +54,12 @@ HOW: dict[Kind, str] = {
     ),
     "minutes": (
         "Every run is given as many seconds. The seconds of a step, from reading its batch to the "
-        "update of the weights, were measured on this machine before the runs: all runs in turn, "
-        f"in {ROUNDS} rounds, the median of each, while as many other processes trained as run at "
-        "a time (--jobs). The steps follow from them and stay the same where a run is resumed; the "
-        "seconds that the runs took are in the table of costs. Starting, compiling, evaluations "
-        "and checkpoints are not in the budget."
+        "update of the weights, were measured on this machine before the runs, for a twentieth of "
+        "the budget: all runs in turn, the median of many rounds, while as many other processes "
+        "trained as run at a time (--jobs). The steps follow from them and stay the same where a "
+        "run is resumed; the seconds that the runs took, which other programs on the machine "
+        "change, are in the table of costs. Starting, compiling, evaluations and checkpoints are "
+        "not in the budget."
     ),
 }
 
@@ -156,17 +158,18 @@ def format_amount(budget: Budget) -> str:
 
 
 def measure_costs(
-    recipes: Mapping[str, Recipe], *, seconds: bool, processes: int = 1
+    recipes: Mapping[str, Recipe], *, timing: float | None, processes: int = 1
 ) -> dict[str, Cost]:
     """Measure what a step of each recipe costs, on the device of the recipe.
 
-    Models that count are left out: they read the text once and have no steps to spend. Seconds
-    hold for the number of threads of this process, and for `processes` that train at a time.
+    Models that count are left out: they read the text once and have no steps to spend. `timing`
+    is for how many seconds each recipe is timed, None not at all; the seconds of a step hold for
+    the number of threads of this process, and for `processes` that train at a time.
     """
     trained = {name: r for name, r in recipes.items() if r.model.counting_steps is None}
     costs = {name: count_step(recipe) for name, recipe in trained.items()}
-    if seconds:
-        timed = time_steps(trained, processes=processes)
+    if timing is not None:
+        timed = time_steps(trained, processes=processes, seconds=timing)
         costs = {n: dataclasses.replace(cost, seconds=timed[n]) for n, cost in costs.items()}
     return costs
 

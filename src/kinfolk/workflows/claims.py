@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -322,12 +323,21 @@ def result_of(
         source=claim.source,
         setting=claim.setting,
         budget=f"{scale.size}, {short_number(amount)} {unit} each, {settings.seeds} seeds",
-        command=f"kinfolk claims {claim.name} --scale {scale.size}",
+        command=command_line(claim, settings),
         verdict=verdict,
         words=words,
         effects=tuple(effects),
         races=tuple(races),
     )
+
+
+def command_line(claim: Claim, settings: ClaimsSettings) -> str:
+    """Return the command that tests a claim again."""
+    words = ["kinfolk", "claims", claim.name, "--scale", settings.scale.size]
+    words += [part for path in settings.corpus for part in ("--corpus", str(path))]
+    words += [part for file in settings.tasks for part in ("--task", file)]
+    words += ["--seeds", str(settings.seeds), "-o", "claims"]
+    return shlex.join(words)
 
 
 def short_number(value: float) -> str:

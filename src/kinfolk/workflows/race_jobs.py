@@ -31,7 +31,7 @@ from kinfolk.workflows.race_plan import (
     PlannedTask,
     write_json,
 )
-from kinfolk.workflows.race_samples import sample_quality
+from kinfolk.workflows.race_samples import sample_quality, window_tokens
 from kinfolk.workflows.race_tasks import finetune_arguments, finetune_steps
 from kinfolk.workflows.race_usage import JobUsage
 from kinfolk.workflows.recipe import Recipe
@@ -341,12 +341,18 @@ def run_probe(context: JobContext) -> dict[str, Any]:
 
 def run_sample(context: JobContext) -> dict[str, Any]:
     """Generate texts, and measure them."""
-    entrant, count = context.entrant, context.plan.options.samples
-    device = context.plan.options.device
+    plan = context.plan
+    prompt_tokens, new_tokens = window_tokens(plan)
     found = sample_quality(
-        context.run, entrant.corpus, seed=context.job.seed, count=count, device=device
+        context.run,
+        plan.samples_corpus,
+        seed=context.job.seed,
+        count=plan.options.samples,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        device=plan.options.device,
     )
-    return {"sample": found.to_json(entrant.name)}
+    return {"sample": found.to_json(context.entrant.name)}
 
 
 RUNNERS: Mapping[str, Callable[[JobContext], dict[str, Any]]] = {

@@ -267,6 +267,8 @@ class Plan:
     created: str
     notes: tuple[str, ...] = ()
     raw_weights: bool | None = None  # all are fine-tuned as raw weights, or all as pretrained
+    # Folder of the corpus whose held-out text is continued, and whose n-grams measure all samples.
+    samples_corpus: str = ""
 
     @cached_property
     def entrant_of(self) -> dict[str, PlannedEntrant]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kinfolk.files import new_file
+from kinfolk.metrics.verdicts import join_words
 from kinfolk.reports.page import write
 from kinfolk.reports.race_page import render
 from kinfolk.workflows.race_jobs import read_result
@@ -36,6 +37,7 @@ COLUMNS = (
 )
 # Fields of an objective that say nothing about what is predicted, or are the same for all.
 SHARED_FIELDS = ("type", "special_tokens", "vocab_size", "max_length")
+RATE_SETTINGS = ("train.lr=", "train.matrix_lr=", "train.optimizer=")
 # What a budget limits, and the cost of a run that says how much of it was spent.
 SPENT = {"minutes": "seconds", "flops": "flops", "tokens": "tokens"}
 
@@ -124,15 +126,23 @@ def entrant_text(entrant: Any) -> str:
 def learning_rates(plan: Plan) -> Json:
     """Return how learning rates were chosen."""
     count = plan.options.search
+    own = join_words([e.name for e in plan.entrants if sets_rates(e)])
     if not count:
         words = "Each entrant trains at the learning rate that its family has for its size."
+        words += f" Settings of its own changed rate or optimizer of {own}." if own else ""
         return {"method": "ladder", "words": words}
     words = (
         f"Each entrant tries {count} learning rates around that of its size in a third of its "
         "budget, and trains with the one of the lowest loss on development documents, which are "
         "held out and not scored. The search is done once, with seed 0."
     )
+    words += f" Settings of its own changed the rate around which {own} searched." if own else ""
     return {"method": "search", "words": words}
+
+
+def sets_rates(entrant: PlannedEntrant) -> bool:
+    """Return whether the settings of an entrant have a learning rate or an optimizer."""
+    return any(setting.startswith(RATE_SETTINGS) for setting in entrant.settings)
 
 
 def entrant_row(

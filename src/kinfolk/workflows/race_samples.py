@@ -3,8 +3,9 @@
     held-out window:  16 tokens of prompt | 64 tokens of real text     the reference
     model:            the same prompt     | 64 sampled tokens
 
-Every model continues the same prompts with the same settings and the same number of tokens. A
-number says nothing alone: it is read beside that of the real continuations.
+Every model continues the same prompts with the same settings, by as many tokens as the real text
+has in its tokenizer, and one n-gram model measures all of them. A number says nothing alone: it is
+read beside that of the real continuations.
 """
 
 import math
@@ -32,7 +33,7 @@ from kinfolk.workflows.baselines import document_nll, end_ids, fit_ngram
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.generate import to_inference
 from kinfolk.workflows.load import load
-from kinfolk.workflows.race_plan import PlannedEntrant
+from kinfolk.workflows.race_plan import Plan, PlannedEntrant
 from kinfolk.workflows.recipe import CorpusShare, recipe_of
 from kinfolk.workflows.samples import sample_excerpts
 
@@ -185,8 +186,8 @@ def sample_quality(
 
     The model is a run, a model folder, or what `load` returns. `corpus` is the folder that it was
     trained on, prepared with held-out documents, or an evaluator of it for several models. A model
-    with another tokenizer gets the same prompts as text. Families that cannot continue a text are
-    refused with the reason.
+    with another tokenizer gets the same prompts as text, and writes texts of about the same length.
+    Families that cannot continue a text are refused with the reason.
     """
     network, tokenizer = model if isinstance(model, tuple) else load(model)
     check_samples(network)
@@ -201,11 +202,36 @@ def sample_quality(
     whole = [evaluator.tokenizer.decode(window) for window in windows]
     real = [text.removeprefix(prompt) for text, prompt in zip(whole, prompts, strict=True)]
     tokens = len(windows[0]) - size
+    if tokenizer.fingerprint != evaluator.tokenizer.fingerprint:
+        encoded = tokenizer.encode_batch(real, add_special_tokens=False)
+        tokens = max(1, round(sum(map(len, encoded)) / len(encoded)))
     network = to_inference(network, device=device, precision="fp32")
     texts = continue_prompts(network, tokenizer, prompts, tokens, seed)
     return SampleResult(
         evaluator.measure(prompts, texts, tokens), evaluator.measure(prompts, real, tokens)
     )
+
+
+def window_tokens(plan: Plan) -> tuple[int, int]:
+    """Return the tokens of prompts and of continuations, which the rows of all entrants hold.
+
+    They are tokens of the corpus that all samples are measured with.
+    """
+    sampled = [e for e in plan.entrants if no_samples_reason(e) is None and not e.baseline]
+    # A family that counts has no rows.
+    corpora = {e.corpus for e in sampled if not e.gradient_free} or {plan.samples_corpus}
+    density = {folder: tokens_per_byte(folder) for folder in {*corpora, plan.samples_corpus}}
+    bytes_of_row = (plan.length - RESERVED_TOKENS) / max(density[folder] for folder in corpora)
+    wanted = PROMPT_TOKENS + NEW_TOKENS
+    tokens = min(wanted, max(MIN_WINDOW, int(bytes_of_row * density[plan.samples_corpus])))
+    prompt = max(1, PROMPT_TOKENS * tokens // wanted)
+    return prompt, tokens - prompt
+
+
+def tokens_per_byte(folder: str) -> float:
+    """Return how many tokens a byte of a corpus has in the mean."""
+    corpus = Corpus.open(folder)
+    return corpus.tokens / max(1, corpus.bytes)
 
 
 def check_samples(network: LanguageModel) -> None:

@@ -22,6 +22,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.workload import select_device
 from kinfolk.version import __version__
 from kinfolk.workflows.budget import (
+    TIMED_SHARE,
     Budget,
     Cost,
     budget_spread,
@@ -116,6 +117,7 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
             *plan_notes(planned, options, corpora[common], length),
         ),
         raw_weights=any_raw(entrants),
+        samples_corpus=str(corpora[common].folder.resolve()),
     )
 
 
@@ -272,8 +274,8 @@ def check_batch(corpus: Corpus, length: int, batch_size: int) -> None:
     """Refuse a corpus that does not fill one batch."""
     if corpus.tokens < length * batch_size:
         raise UserError(
-            f"corpus {corpus.folder} has {corpus.tokens:,} tokens, fewer than a batch of "
-            f"{batch_size} rows of {length} tokens: use more text, or a smaller --batch-size or "
+            f"the training text has {corpus.tokens:,} tokens, fewer than a batch of {batch_size} "
+            f"rows of {length} tokens: use more text, or a smaller --batch-size or "
             "--length"
         )
 
@@ -301,7 +303,8 @@ def share_budget(
     if not recipes:
         return [*entrants], 0.0
     processes = processes_of_device(min(jobs, len(recipes) * options.seeds), options.device)
-    costs = measure_costs(recipes, seconds=budget.kind == "minutes", processes=processes)
+    timing = TIMED_SHARE * budget.per_run * options.seeds if budget.kind == "minutes" else None
+    costs = measure_costs(recipes, timing=timing, processes=processes)
     steps = budget_steps(budget, costs)
     spread = budget_spread(budget, costs, steps)
     shared = []

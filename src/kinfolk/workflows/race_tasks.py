@@ -13,7 +13,7 @@ from kinfolk.families import family
 from kinfolk.tasks.baselines import baseline_names
 from kinfolk.tasks.dataset import TaskDataset
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.choose import choose_formulation
+from kinfolk.tasks.formulations.choose import choose_formulation, no_formulation
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows.finetune_defaults import RAW_TOKENS, default_steps, tokens_of_steps
@@ -92,7 +92,7 @@ def plan_task(
         found = entrant_formulation(entrant, task, data, length)
         if not isinstance(found, str):
             truncated[entrant.name] = truncated_share(*found, task.test)
-        elif not entrant.baseline:
+        elif not (entrant.baseline and entrant.gradient_free):  # those score text alone
             left_out[entrant.name] = found
     return PlannedTask(
         name=task.name,
@@ -132,8 +132,8 @@ def unsupported(name: str, kind: type[Any]) -> str | None:
         return f"{name} models cannot be fine-tuned: {chosen.model.gradient_free}"
     try:
         choose_formulation(chosen, kind)
-    except UserError as error:
-        return str(error)
+    except UserError:
+        return no_formulation(chosen, kind)
     return None
 
 

@@ -32,8 +32,8 @@ from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe
 
 WARMUP_STEPS = 3  # before a step is timed: the first compiles
-ROUNDS = 7
 ROUND_SECONDS = 0.25  # of one run in a round
+MIN_ROUNDS, MAX_ROUNDS = 7, 80
 MAX_ROUND_STEPS = 100
 UNREACHED = 10**9  # steps, more than any measurement does
 READY = "ready"  # what a process prints that has begun to train
@@ -84,23 +84,28 @@ class TimedRun:
         self.steps_per_round = every * -(-steps // every)
 
 
-def time_steps(recipes: Mapping[str, Recipe], *, processes: int = 1) -> dict[str, float]:
+def time_steps(
+    recipes: Mapping[str, Recipe], *, processes: int = 1, seconds: float = 0.0
+) -> dict[str, float]:
     """Return the seconds of a step of each recipe: the median of rounds in which all take turns.
+
+    Each recipe is trained for about so many `seconds`, at least for a few rounds.
 
     The speed of a machine drifts, so that runs measured one after the other would not be equal.
     They are only where the device has not the memory for all. All but one of `processes` train
     meanwhile, as other jobs will while a run is trained.
     """
+    rounds = min(MAX_ROUNDS, max(MIN_ROUNDS, round(seconds / ROUND_SECONDS)))
     with background_training([*recipes.values()], processes - 1):
         try:
-            return time_in_rounds(recipes)
+            return time_in_rounds(recipes, rounds)
         except torch.OutOfMemoryError:
             if len(recipes) == 1:
                 raise
-        return {name: time_in_rounds({name: recipe})[name] for name, recipe in recipes.items()}
+        return {n: time_in_rounds({n: recipe}, rounds)[n] for n, recipe in recipes.items()}
 
 
-def time_in_rounds(recipes: Mapping[str, Recipe]) -> dict[str, float]:
+def time_in_rounds(recipes: Mapping[str, Recipe], rounds: int) -> dict[str, float]:
     """Return the seconds of a step of each recipe, with all runs in memory."""
     runs: dict[str, TimedRun] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as log, many_compiled():
@@ -108,16 +113,16 @@ def time_in_rounds(recipes: Mapping[str, Recipe]) -> dict[str, float]:
             for name, recipe in recipes.items():
                 runs[name] = TimedRun(recipe, Path(folder, str(len(runs))), log)
                 runs[name].warm_up()
-            rounds = [
+            timed = [
                 {name: run.seconds_per_step(run.steps_per_round) for name, run in runs.items()}
-                for _ in range(ROUNDS)
+                for _ in range(rounds)
             ]
         finally:
             runs.clear()
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # the runs that follow may be other processes
-    return {name: statistics.median(of[name] for of in rounds) for name in recipes}
+    return {name: statistics.median(each[name] for each in timed) for name in recipes}
 
 
 @contextlib.contextmanager

@@ -68,6 +68,13 @@ class TaskFamily(Protocol):
         """Template of the special tokens around the texts of a task."""
 
 
+def no_formulation(family: TaskFamily, task: type[Task]) -> str:
+    """Return that a family has no formulation that is trained on a kind of task."""
+    return (
+        f"{family.name} does not support {task.name} tasks (supported: {supported_kinds(family)})"
+    )
+
+
 def choose_formulation(
     family: TaskFamily, task: type[Task], name: str | None = None, *, file: str = "the file"
 ) -> type[Formulation]:
@@ -97,9 +104,8 @@ def choose_formulation(
             )
         if not trained:
             raise UserError(
-                f"{family.name} does not support {task.name} tasks (supported: "
-                f"{supported_kinds(family)}): choose another family, or say what {file} holds with "
-                "--task"
+                f"{no_formulation(family, task)}: choose another family, or say what {file} holds "
+                "with --task"
             )
         return trained[0]
     named = [formulation for formulation in possible if formulation.name == name]
