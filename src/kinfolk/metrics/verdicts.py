@@ -13,7 +13,7 @@ from kinfolk.metrics.text import BitsPerByte
 BITS = "bits per byte"
 DECIMALS = {"points": 1, BITS: 3}  # of the units, in sentences
 MAX_DECIMALS = 5
-ROUNDING = 1e-12  # differences that are none
+ROUNDING = 1e-9  # differences below it are none
 ROWS = {BITS: "held-out documents"}  # what an interval of one seed covers; else test rows
 
 
