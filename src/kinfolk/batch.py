@@ -264,6 +264,10 @@ class Loss:
         ]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
+    def means(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Return the mean of each loss by name, without its weight."""
+        return {name: float(total) / max(counts[name], 1) for name, total in self.sums.items()}
+
 
 class LazyLogits(Protocol):
     """Logits over the vocabulary that are computed on demand."""

@@ -28,6 +28,7 @@ from kinfolk.workflows.recipe import CorpusShare, recipe
 from kinfolk.workflows.report import (
     baseline_rows,
     curves,
+    loss_panels,
     loss_title,
     sample_timelines,
     training_panels,
@@ -67,6 +68,20 @@ def test_the_curve_is_the_loss_of_tokens(runs: dict[str, Path]) -> None:
     assert held_out.ys == [entry["eval_losses"]["mlm"] for entry in scored]
     for entry in scored:
         assert entry["eval_loss"] == pytest.approx(sum(entry["eval_losses"].values()))
+
+
+def test_curves_of_fine_tuning_are_of_one_loss_each(tmp_path: Path) -> None:
+    """GPT learns labels and, as an auxiliary loss, the tokens of the texts."""
+    found = opinions(tmp_path)
+    run = tune("gpt/nano", found, tmp_path / "run", epochs=2)
+    scored = [entry for entry in read(run) if "eval_loss" in entry]
+    label, auxiliary = loss_panels(run, "gpt", "dev")
+    for panel, part in ((label, "label"), (auxiliary, "lm_auxiliary")):
+        _, held_out = panel.curves
+        assert held_out.ys == [entry["eval_losses"][part] for entry in scored]
+    for entry in scored:
+        label_loss, tokens = entry["eval_losses"].values()
+        assert entry["eval_loss"] == pytest.approx(label_loss + 0.5 * tokens)
 
 
 @pytest.mark.parametrize("member", ["gpt2", "bert", "electra"])

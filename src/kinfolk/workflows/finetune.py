@@ -283,8 +283,8 @@ class FineTuneWorkload(Workload):
         self.recipe.write(folder / "recipe.json")
 
     def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
-        """Return the loss on dev rows, and every metric of their predictions."""
-        metrics = {"eval_loss": self.eval_loss(loss)}
+        """Return the loss on dev rows, its parts, and every metric of their predictions."""
+        metrics = self.dev_loss(loss)
         for number, (prefix, formulation, rows) in enumerate(
             zip(self.recipe.metric_prefixes, self.recipe.formulations, self.dev_rows, strict=True)
         ):
@@ -301,8 +301,8 @@ class FineTuneWorkload(Workload):
                 metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
         return metrics
 
-    def eval_loss(self, loss: LossFn) -> float:
-        """Return the loss on dev rows, those whose labels occur in training."""
+    def dev_loss(self, loss: LossFn) -> dict[str, Any]:
+        """Return the loss on dev rows whose labels occur in training, and its parts."""
         limit = self.train.eval_batches * self.batches.batch
         total, counts = Loss({}), Counter[str]()
         for number, (formulation, rows) in enumerate(
@@ -320,7 +320,10 @@ class FineTuneWorkload(Workload):
                 batch = formulation.make_batch([instances[index] for index in group])
                 total = total + loss(batch)
                 counts.update(batch.counts)
-        return float(total.mean(counts)) if counts else math.inf
+        metrics: dict[str, Any] = {"eval_loss": float(total.mean(counts)) if counts else math.inf}
+        if len(total.sums) > 1:
+            metrics["eval_losses"] = total.means(counts)
+        return metrics
 
     def loss_groups(self, instances: Sequence[Instance]) -> Iterator[Sequence[int]]:
         """Yield the instances of each batch of the loss: as many as a batch of training has.

@@ -273,8 +273,7 @@ class PrefixWorkload(Workload):
             total = total + self.objective.loss_of(scores, self.model, batch)
             correct += int((scores.argmax(0) == batch.targets.attributes).sum())
             counts.update(batch.counts)
-        parts = {name: float(value) / counts[name] for name, value in total.sums.items()}
-        metrics = {"eval_loss": float(total.mean(counts)), "eval_losses": parts}
+        metrics = {"eval_loss": float(total.mean(counts)), "eval_losses": total.means(counts)}
         return (
             metrics if self.recipe.dataset is None else metrics | {"accuracy": correct / len(shown)}
         )

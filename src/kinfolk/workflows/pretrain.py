@@ -231,9 +231,7 @@ class PretrainWorkload(Workload):
             counts.update(batch.counts)
         metrics: dict[str, Any] = {"eval_loss": float(total.mean(counts))}
         if len(total.sums) > 1:
-            metrics["eval_losses"] = {
-                name: float(part) / max(counts[name], 1) for name, part in total.sums.items()
-            }
+            metrics["eval_losses"] = total.means(counts)
         return metrics
 
     def save_model(self, folder: Path) -> None:

@@ -51,7 +51,7 @@ LOSS_TITLES = {
 }
 STEP_TIMES = {"seconds": "whole step", "wait_seconds": "waiting for the batch"}
 MEMORY = {"memory_bytes": "in use", "peak_memory_bytes": "highest so far"}
-STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses")  # of every line of the log
+STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses", "eval_losses")
 
 
 def write_report(run: Path, baselines: Baselines | None = None, *, finished: bool = True) -> Path:
