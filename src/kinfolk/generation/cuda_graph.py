@@ -122,7 +122,7 @@ class GraphedDecodeStep:
         """Capture a step, after two runs that `load` undoes."""
         if self.input_ids.device.type != "cuda":
             return
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -221,7 +221,7 @@ class TokenChunk:
         if ids.device.type != "cuda":
             return cls(start, ids, logprobs, None)
         ids, logprobs = _copy_to_host(ids), _copy_to_host(logprobs)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         event.record()
         return cls(start, ids, logprobs, event)
 

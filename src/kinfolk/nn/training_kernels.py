@@ -15,8 +15,8 @@ COLUMNS_PER_BLOCK = 4096
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def cross_entropy_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def cross_entropy_kernel(
     scores,
     bias,
     labels,

@@ -17,8 +17,8 @@ KEYS_PER_BLOCK = 32  # that attention reads together
 
 
 # Triton interprets annotations: only the constants of a kernel may have one.
-@triton.jit  # type: ignore[untyped-decorator]
-def matvec_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def matvec_kernel(
     x,
     weight,
     bias,
@@ -49,8 +49,8 @@ def matvec_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + row, result.to(out.dtype.element_ty), mask=valid_row)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def decode_attention_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def decode_attention_kernel(
     query,
     key,
     value,
@@ -109,8 +109,8 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     tl.store(maxima + part, maximum)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def combine_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def combine_kernel(
     partial_outputs,
     maxima,
     totals,

@@ -100,7 +100,7 @@ class GraphedForwardBackward:
             loss = self.forward(static)
             return loss, with_own_storage(scaled_gradients(loss, scales, self.parameters))
 
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             forward_backward()

@@ -151,7 +151,7 @@ class OrthogonalizeGraph:
 
     def __init__(self, matrices: Tensor) -> None:
         self.matrices = matrices.clone()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             orthogonalize(self.matrices)  # to warm up
