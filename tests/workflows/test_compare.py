@@ -150,6 +150,12 @@ def test_a_network_beside_the_entrants_that_cannot_do_a_task_is_listed(
     assert reason.endswith(")")  # no advice for another command
 
 
+@pytest.mark.parametrize("name", ["a\x1b[31m", "a\x00", "a\u202eb"])
+def test_names_are_printable(name: str, inputs: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match="characters that cannot be printed: choose another"):
+        race_options([f"{name}=gpt2/nano"], inputs[0], {"tokens": 4000})
+
+
 @pytest.mark.parametrize("setting", ["train.lr=5e-3", "train.optimizer=muon"])
 def test_the_page_says_whose_rate_was_set(inputs: tuple[Path, Path], setting: str) -> None:
     corpus, _ = inputs

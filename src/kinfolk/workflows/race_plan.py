@@ -345,6 +345,10 @@ def check_names(entrants: Sequence[Entrant]) -> None:
                 f"second={name}"
             )
     for entrant in entrants:
+        if not entrant.name.isprintable():
+            raise UserError(
+                f"the name {entrant.name!r} has characters that cannot be printed: choose another"
+            )
         check_shared(entrant)
         slug = folder_name(entrant.name)
         of_baseline = slug in BASELINE_NAMES and entrant.family != "ngram"
