@@ -65,7 +65,7 @@ def test_an_entrant_that_is_better_by_construction_is_ahead_and_an_equal_one_is_
 
 def test_entrants_that_predict_alike_are_said_to() -> None:
     rows = race({"a": 0.4})["a"][0]
-    alike = dict.fromkeys(["a", "b", "c"], [rows, rows, rows])
+    alike = {name: [rows, rows, rows] for name in "abc"}
     found = sentences(Accuracy(), alike)
     start = "no difference shown between a, b and c on triage.tsv"
     assert found == [f"{start} (the same scores on all test rows, 3 seeds)"]
