@@ -8,9 +8,10 @@ python benchmarks/time_to_quality.py --corpus corpus --device cuda --jobs 14 --m
 The ordinary recipe is the family's own: AdamW (T5: scaled by the RMS of its tensors) and a cosine
 tail. The fast one is that of `kinfolk pretrain --fast`, in `--fraction` of the steps. Neither has
 dropout. Both search their learning rates with seed 0: the ordinary one at `--plain` times the
-family's own, the fast one at `--fast` (lr:matrix_lr) times `Family.fast_rates`. The best of each
-are run with other seeds. Runs share the device, because a loss does not depend on speed; the
-seconds of a step are measured afterwards, one run at a time, the two recipes in turn.
+family's own, the fast one at `--fast` (lr:matrix_lr) times `Family.fast_rates`, or times
+`CANDIDATES` where the family has no fast recipe. The best of each are run with other seeds. Runs
+share the device, because a loss does not depend on speed; the seconds of a step are measured
+afterwards, one run at a time, the two recipes in turn.
 
 The table has, for each seed, the moment at which the fast run first has the last loss of the
 ordinary run of this seed, as a share of its steps and of its time; the mean and the range of both.
@@ -36,6 +37,11 @@ from typing import Any
 OBJECTIVES = {
     "gpt2": "clm", "bert": "mlm", "t5": "spans", "glm": "blanks", "xlnet": "permutation",
     "electra": "rtd", "albert": "mlm", "roberta": "mlm", "transformer_xl": "stream",
+}  # fmt: skip
+# Rates around which a fast recipe is searched where a family has none.
+CANDIDATES: dict[str, tuple[float, float]] = {
+    "bert": (2e-3, 0.01), "t5": (3.2e-2, 0.01), "xlnet": (2e-3, 0.01), "electra": (2e-3, 0.01),
+    "roberta": (2e-3, 0.01), "transformer_xl": (4e-3, 0.01),
 }  # fmt: skip
 # The settings of nanoGPT's small models, on our network and steps.
 NANOGPT = ("train.lr=1e-3", "train.betas=0.9,0.99", "train.weight_decay=0.1")
@@ -91,16 +97,20 @@ def plain_arms(family: str, lr: float, factors: Iterable[float]) -> list[Arm]:
     return [Arm(family, f"ordinary {rate:g}", False, (f"train.lr={rate}",)) for rate in rates]
 
 
-def fast_arms(family: str, rates: Any, factors: Iterable[tuple[float, float]]) -> list[Arm]:
+def fast_arms(family: Any, size: str, factors: Iterable[tuple[float, float]]) -> list[Arm]:
     """Return the fast recipe at several pairs of rates; without Muon at those of one."""
-    arms = {}
+    from kinfolk.families.base import FAST_FIELDS, FastRates
+
+    rates, arms = family.fast_rates or FastRates(*CANDIDATES[family.name]), {}
     for one, other in factors:
-        lr = float(f"{rates.lr * one:.2g}")
-        name, settings = f"fast {lr:g}", [f"train.lr={lr}"]
-        if rates.matrix_lr is not None:
-            matrix_lr = float(f"{rates.matrix_lr * other:.2g}")
-            name, settings = f"{name} {matrix_lr:g}", [*settings, f"train.matrix_lr={matrix_lr}"]
-        arms[name] = Arm(family, name, True, tuple(settings))
+        lr, matrix_lr = float(f"{rates.lr * one:.2g}"), rates.matrix_lr
+        if matrix_lr is not None:
+            matrix_lr = float(f"{matrix_lr * other:.2g}")
+        faster = replace(family, fast_rates=FastRates(lr, matrix_lr))
+        train = vars(faster.fast_train(family.train(size)))
+        name = f"fast {lr:g}" if matrix_lr is None else f"fast {lr:g} {matrix_lr:g}"
+        settings = tuple(f"train.{field}={train[field]}" for field in FAST_FIELDS)
+        arms[name] = Arm(family.name, name, True, settings)
     return list(arms.values())
 
 
@@ -122,8 +132,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fraction", type=float, default=0.5, help="of the steps, for the fast")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--plain", type=float, nargs="+", default=[1, 2, 4], metavar="FACTOR")
-    parser.add_argument("--fast", type=pair, nargs="+", metavar="FACTOR:FACTOR",
+    parser.add_argument("--plain", type=float, nargs="*", default=[1, 2, 4], metavar="FACTOR")
+    parser.add_argument("--fast", type=pair, nargs="*", metavar="FACTOR:FACTOR",
                         default=[(1, 1), (2, 1), (1, 2), (0.5, 0.5)])  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2, help="of timing")
@@ -150,7 +160,6 @@ def recipe_of(options: argparse.Namespace, arm: Arm, seed: int, eval_every: int)
         options.corpus,
         objective=OBJECTIVES[arm.family],
         length=options.length,
-        fast=arm.fast,
         settings=[
             *(f"model.{name}=0" for name in dropouts),
             *(f"train.{name}={value}" for name, value in (
@@ -158,7 +167,7 @@ def recipe_of(options: argparse.Namespace, arm: Arm, seed: int, eval_every: int)
                 ("device", options.device), ("compile", "no"), ("save_every", steps),
                 ("eval_every", eval_every), ("keep_checkpoints", 1), ("workers", workers),
             )),
-            *([] if arm.fast else [f"train.warmup={max(1, steps // 10)}"]),
+            f"train.warmup={max(1, steps // (20 if arm.fast else 10))}",
             *arm.settings,
             *options.setting,
         ],
@@ -311,7 +320,7 @@ def main(argv: list[str]) -> None:
     searched = {
         name: [
             *plain_arms(name, who.train(options.size).lr, options.plain),
-            *fast_arms(name, who.fast_rates, options.fast),
+            *fast_arms(who, options.size, options.fast),
         ]
         for name, who in known.items()
     }

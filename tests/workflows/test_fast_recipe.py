@@ -27,7 +27,7 @@ def changes(train: TrainConfig, own: TrainConfig) -> set[str]:
 
 
 def test_it_changes_optimizer_rates_decay_and_schedule_of_every_standard_size(home: Home) -> None:
-    assert {"gpt2", "bert", "t5", "glm", "xlnet"} <= {*FAST}
+    assert {"gpt2", "glm", "albert"} <= {*FAST}
     with every_case() as case:
         for name in FAST:
             who = family(name)
@@ -82,7 +82,7 @@ def test_its_warm_up_is_a_twentieth_of_the_steps_at_most(
 
 def test_a_published_size_keeps_steps_batches_and_betas_of_its_paper(home: Home) -> None:
     small = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=2"]
-    for name, size in (("gpt2", "gpt2-xl"), ("bert", "bert-large-cased")):
+    for name, size in (("gpt2", "gpt2-xl"), ("albert", "albert-large-v2")):
         found = recipe(f"{name}/{size}", home.corpus, length=32, fast=True, settings=small)
         paper, train = family(name).paper_training[size], found.train
         kept = ("steps", "batch_size", "betas", "eps", "grad_clip")

@@ -266,7 +266,7 @@ FAMILY = Family(
     objectives={"sop": SOP, "nsp": NSP, "mlm": MLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     max_lr_times_width=0.128,
-    fast_rates=FastRates(lr=1e-3, matrix_lr=0.01),
+    fast_rates=FastRates(lr=5e-4, matrix_lr=0.01),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",
     hf=HuggingFace(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
-from kinfolk.families.base import Family, FastRates, HuggingFace, hf_heads, mimetic_sizes
+from kinfolk.families.base import Family, HuggingFace, hf_heads, mimetic_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, MaskedLMHead, TokenEmbedding
@@ -254,7 +254,6 @@ FAMILY = Family(
     objectives={"nsp": NSP, "mlm": MLM, "sop": SOP, "unilm": UniLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     max_lr_times_width=0.128,
-    fast_rates=FastRates(lr=2e-3, matrix_lr=0.01),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",
     hf=HuggingFace(

@@ -18,7 +18,6 @@ from kinfolk.errors import UserError
 from kinfolk.families.base import (
     SEQUENCE_SUMMARY,
     Family,
-    FastRates,
     HuggingFace,
     hf_heads,
     json_field,
@@ -261,7 +260,6 @@ FAMILY = Family(
     objectives={"rtd": RTD},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     max_lr_times_width=0.128,
-    fast_rates=FastRates(lr=2e-3, matrix_lr=0.01),
     paper_training={
         "electra-small": PAPER_TRAINING,
         "electra-base": replace(PAPER_TRAINING, steps=766_000, batch_size=256, lr=2e-4),

@@ -113,7 +113,7 @@ FAMILY = Family(
     objectives={"blanks": BlankInfilling},
     training=TrainConfig(lr=1e-3, warmup=200),
     max_lr_times_width=0.256,
-    fast_rates=FastRates(lr=4e-3, matrix_lr=0.02),
+    fast_rates=FastRates(lr=8e-3, matrix_lr=0.02),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     task_template="bert",
 )

@@ -124,7 +124,7 @@ FAMILY = Family(
     objectives={"clm": CLM, "prefix": PrefixLM},
     training=TrainConfig(lr=1e-3, warmup=200),
     max_lr_times_width=0.256,
-    fast_rates=FastRates(lr=4e-3, matrix_lr=0.02),
+    fast_rates=FastRates(lr=8e-3, matrix_lr=0.02),
     paper_training={
         "gpt2": paper_training(6e-4),
         "gpt2-medium": paper_training(3e-4),

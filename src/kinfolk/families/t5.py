@@ -15,15 +15,7 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import (
-    TOKEN_ID,
-    Family,
-    FastRates,
-    HuggingFace,
-    Size,
-    json_field,
-    standard_sizes,
-)
+from kinfolk.families.base import TOKEN_ID, Family, HuggingFace, Size, json_field, standard_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
 from kinfolk.nn.attention import Attention, CrossAttention, select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
@@ -364,7 +356,6 @@ FAMILY = Family(
     # Plain AdamW stalls on T5's weights, whose magnitudes differ from tensor to tensor: its steps
     # are scaled by them (see `AdamWRMS`).
     training=TrainConfig(optimizer="adamw_rms", lr=2e-2, warmup=200, weight_decay=0.0),
-    fast_rates=FastRates(lr=8e-3, matrix_lr=0.01),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="t5",
     hf=HuggingFace(

@@ -20,7 +20,6 @@ from kinfolk.errors import UserError
 from kinfolk.families.base import (
     SEQUENCE_SUMMARY,
     Family,
-    FastRates,
     HFHead,
     HuggingFace,
     hf_heads,
@@ -298,7 +297,6 @@ FAMILY = Family(
     objectives={"permutation": PermutationLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     max_lr_times_width=0.256,
-    fast_rates=FastRates(lr=2e-3, matrix_lr=0.01),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="xlnet",
     hf=HuggingFace(
