@@ -1,108 +1,165 @@
-"""How soon the fast recipe of a family reaches the held-out loss of its ordinary one.
+r"""How soon the fast recipe of a family reaches the held-out loss of its ordinary one.
 
-python benchmarks/time_to_quality.py --corpus corpus --device cuda --jobs 14 -o quality
+For one NVIDIA H200 with 16 cores; the same command continues where it ended:
 
-The ordinary run is the family's own: AdamW (T5: scaled by the RMS of its tensors) and a cosine
-tail. The fast one has Muon for the matrices of layers, AdamW for the rest, and a trapezoid schedule
-that ends at 0, in FRACTION of the steps. Neither has dropout. Both search their rates with seed 0;
-the best are run with other seeds. Runs share the device, because a loss does not depend on
-speed; the seconds of a step are measured afterwards, one run at a time, the two recipes in turn.
-`results.jsonl` has a line for each run, with its curve; the same command continues.
+python benchmarks/time_to_quality.py --corpus corpus --device cuda --jobs 14 --minutes 6 \
+    -o quality --plot quality/curves.html
+
+After `--minutes` no run starts but the timing, which takes up to 2 minutes more; the search ends
+after half of them.
+
+The ordinary recipe is the family's own: AdamW (T5: scaled by the RMS of its tensors) and a cosine
+tail. The fast one is that of `kinfolk pretrain --fast`, in `--fraction` of the steps. Neither has
+dropout. Both search their learning rates with seed 0: the ordinary one at `--plain` times the
+family's own, the fast one at `--fast` (lr:matrix_lr) times `Family.fast_rates`, or times
+`CANDIDATES` where the family has no fast recipe. The best of each are run with other seeds. Runs
+share the device, because a loss does not depend on speed; the seconds of a step are measured
+afterwards, one run at a time, the two recipes in turn.
+
+The table has, for each seed, the moment at which the fast run first has the last loss of the
+ordinary run of this seed, as a share of its steps and of its time; the mean and the range of both.
+`results.jsonl` has a line for each run, with its curve.
 """
 
 import argparse
 import json
+import math
+import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+import traceback
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-FRACTION = 0.6
 OBJECTIVES = {
-    "gpt2": "clm", "bert": "mlm", "albert": "mlm", "t5": "spans",
-    "xlnet": "permutation", "glm": "blanks", "transformer_xl": "stream",
+    "gpt2": "clm", "bert": "mlm", "t5": "spans", "glm": "blanks", "xlnet": "permutation",
+    "electra": "rtd", "albert": "mlm", "roberta": "mlm", "transformer_xl": "stream",
 }  # fmt: skip
-TRAPEZOID = ("train.schedule=trapezoid", "train.decay_ratio=0.5", "train.min_lr_ratio=0")
-MUON = (*TRAPEZOID, "train.optimizer=muon", "train.weight_decay=0")
-SCHEDULE_ALONE = ("t5", "transformer_xl")  # where Muon was behind: the family's optimizer too
-# Rates of the embeddings, norms and biases, and of the matrices.
-BEFORE = ((2e-3, 0.01), (4e-3, 0.01), (2e-3, 0.02), (4e-3, 0.02), (8e-3, 0.04))
-AFTER = ((1e-3, 0.005), (1e-3, 0.01), (2e-3, 0.01), (2e-3, 0.02))  # norms after each sublayer
-MUON_RATES = {
-    "gpt2": BEFORE, "glm": BEFORE,
-    "t5": (
-        *BEFORE[1:], (8e-3, 0.02), (4e-3, 0.005), (8e-3, 0.005), (4e-3, 0.0025),
-        (8e-3, 0.0025), (1.6e-2, 0.0025), (1.6e-2, 0.005), (3.2e-2, 0.005),
-    ),
-    "bert": AFTER, "albert": AFTER, "xlnet": AFTER,
-    "transformer_xl": (
-        *AFTER, (4e-3, 0.005), (4e-3, 0.01), (4e-3, 0.02),
-        (8e-3, 0.005), (8e-3, 0.01), (1.6e-2, 0.01),
-    ),
+# Rates around which a fast recipe is searched where a family has none.
+CANDIDATES: dict[str, tuple[float, float]] = {
+    "bert": (2e-3, 0.01), "t5": (3.2e-2, 0.005), "xlnet": (2e-3, 0.01), "electra": (2e-3, 0.01),
+    "roberta": (2e-3, 0.01), "transformer_xl": (4e-3, 0.01),
 }  # fmt: skip
-FACTORS = (0.5, 1, 2, 4, 8)  # on the rate of the ordinary recipe
 # The settings of nanoGPT's small models, on our network and steps.
 NANOGPT = ("train.lr=1e-3", "train.betas=0.9,0.99", "train.weight_decay=0.1")
+EVALUATIONS = 40  # of a run of the ordinary length
+Curve = list[tuple[int, float]]  # held-out loss by step
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A recipe of a family: its name, its share of the steps, its settings."""
+    """A recipe of a family: the ordinary or the fast one, by name, with its rates as settings."""
 
     family: str
     name: str
-    fraction: float
+    fast: bool
     settings: tuple[str, ...]
 
 
-def arms(family: str, lr: float) -> list[Arm]:
-    """Return what is searched: the ordinary recipe and the fast one, at several rates."""
-    plain = [Arm(family, f"adamw {f * lr:g}", 1.0, (f"train.lr={f * lr}",)) for f in FACTORS]
-    fast = [
-        Arm(family, f"fast {a:g} {b:g}", FRACTION, (*MUON, f"train.lr={a}", f"train.matrix_lr={b}"))
-        for a, b in MUON_RATES[family]
-    ]
-    if family in SCHEDULE_ALONE:
-        fast += [
-            Arm(family, f"fast schedule {f * lr:g}", FRACTION, (*TRAPEZOID, f"train.lr={f * lr}"))
-            for f in (1, 2)
-        ]
-    return [*plain, *fast]
+@dataclass(frozen=True)
+class Task:
+    """A run, or the timing of several: the arms, and the seed."""
+
+    phase: str
+    arms: tuple[Arm, ...]
+    seed: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a line of results.jsonl has about it."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """What the fast recipe needs to reach the last loss of the ordinary one, for each seed.
+
+    A share is None where it does not reach it; `gaps` are the last losses of the fast runs above
+    those of the ordinary ones.
+    """
+
+    steps: list[float | None]
+    gaps: list[float]
+    step_ratio: float | None  # seconds of a fast step in those of an ordinary one
+
+    @property
+    def time(self) -> list[float | None]:
+        """The shares of the time."""
+        ratio = math.nan if self.step_ratio is None else self.step_ratio
+        return [None if share is None else share * ratio for share in self.steps]
+
+
+def plain_arms(family: str, lr: float, factors: Iterable[float]) -> list[Arm]:
+    """Return the ordinary recipe at several rates."""
+    rates = [float(f"{lr * factor:.2g}") for factor in factors]
+    return [Arm(family, f"ordinary {rate:g}", False, (f"train.lr={rate}",)) for rate in rates]
+
+
+def fast_arms(family: Any, size: str, factors: Iterable[tuple[float, float]]) -> list[Arm]:
+    """Return the fast recipe at several pairs of rates; without Muon at those of one."""
+    from kinfolk.families.base import FAST_FIELDS, FastRates
+
+    rates, arms = family.fast_rates or FastRates(*CANDIDATES[family.name]), {}
+    for one, other in factors:
+        lr, matrix_lr = float(f"{rates.lr * one:.2g}"), rates.matrix_lr
+        if matrix_lr is not None:
+            matrix_lr = float(f"{matrix_lr * other:.2g}")
+        faster = replace(family, fast_rates=FastRates(lr, matrix_lr))
+        train = vars(faster.fast_train(family.train(size)))
+        name = f"fast {lr:g}" if matrix_lr is None else f"fast {lr:g} {matrix_lr:g}"
+        settings = tuple(f"train.{field}={train[field]}" for field in FAST_FIELDS)
+        arms[name] = Arm(family.name, name, True, settings)
+    return list(arms.values())
+
+
+def pair(text: str) -> tuple[float, float]:
+    """Return two factors written with a colon between them."""
+    one, _, other = text.partition(":")
+    return float(one), float(other or one)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, required=True, help="folder of kinfolk prepare")
     parser.add_argument("--families", nargs="+", default=list(OBJECTIVES))
     parser.add_argument("--size", default="mini")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=1000, help="of the ordinary recipe")
+    parser.add_argument("--fraction", type=float, default=0.55, help="of the steps, for the fast")
+    parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--plain", type=float, nargs="*", default=[1, 2, 4], metavar="FACTOR")
+    parser.add_argument("--fast", type=pair, nargs="*", metavar="FACTOR:FACTOR",
+                        default=[(1, 1), (2, 1), (1, 2), (0.5, 0.5)])  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2, help="of timing")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, help="after which no run starts but timing")
     parser.add_argument("--phases", nargs="+", default=["search", "final", "time"])
+    parser.add_argument("--setting", nargs="+", default=[], help="of every run, as train.seed=1")
+    parser.add_argument("--plot", type=Path, help="page (.html) or data (.json) of the curves")
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--job", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
-def recipe_of(options: argparse.Namespace, arm: Arm, seed: int, steps: int) -> Any:
+def recipe_of(options: argparse.Namespace, arm: Arm, seed: int, eval_every: int) -> Any:
     """Return the recipe of a run."""
     import kinfolk
     from kinfolk.families import family
 
-    config = family(arm.family).config(options.size)
-    warmup = steps // (10 if arm.fraction == 1 else 20)
-    dropouts = [name for name in vars(config) if "dropout" in name]
+    steps = round(options.steps * (options.fraction if arm.fast else 1))
+    dropouts = [name for name in vars(family(arm.family).config(options.size)) if "dropout" in name]
+    workers = 1 if options.device == "cuda" else 0
     return kinfolk.recipe(
         f"{arm.family}/{options.size}",
         options.corpus,
@@ -113,37 +170,61 @@ def recipe_of(options: argparse.Namespace, arm: Arm, seed: int, steps: int) -> A
             *(f"train.{name}={value}" for name, value in (
                 ("steps", steps), ("batch_size", options.rows), ("seed", seed),
                 ("device", options.device), ("compile", "no"), ("save_every", steps),
-                ("eval_every", max(1, options.steps // 20)), ("keep_checkpoints", 1),
-                ("warmup", max(1, warmup)), ("workers", 1 if options.device == "cuda" else 0),
+                ("eval_every", eval_every), ("keep_checkpoints", 1), ("workers", workers),
             )),
+            f"train.warmup={max(1, steps // (20 if arm.fast else 10))}",
             *arm.settings,
+            *options.setting,
         ],
     )  # fmt: skip
 
 
-def run(options: argparse.Namespace, arm: Arm, seed: int) -> dict[str, Any]:
-    """Train once; return the held-out losses by step."""
-    import kinfolk
+def train(recipe: Any, folder: Path, callbacks: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    """Run a recipe without baselines, samples and pages; return the lines of its log."""
+    from kinfolk.training.run import Run
+    from kinfolk.workflows.pretrain import PretrainWorkload
 
-    folder = options.out / "runs" / f"{arm.family}-{arm.name}-{seed}".replace(" ", "-")
+    class Bare(PretrainWorkload):
+        """What a run computes beside its steps and evaluations is left out."""
+
+        def loss_baselines(self) -> Any:
+            return ()
+
+        def duplicates(self) -> Any:
+            return {}
+
+        def samples(self) -> Any:
+            return ()
+
+        def write_report(self, folder: Path, *, finished: bool) -> None:
+            pass
+
     shutil.rmtree(folder, ignore_errors=True)
-    steps = round(arm.fraction * options.steps)
-    kinfolk.pretrain(recipe_of(options, arm, seed, steps), folder)
+    Run.start(Bare(recipe), folder, callbacks).fit()
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     shutil.rmtree(folder)
+    return rows
+
+
+def curve_of(options: argparse.Namespace, task: Task) -> dict[str, Any]:
+    """Train once; return the held-out losses by step: in a search the last one alone."""
+    (arm,) = task.arms
+    last = task.phase == "search"
+    eval_every = options.steps if last else max(1, options.steps // EVALUATIONS)
+    folder = options.out / "runs" / f"{arm.family}-{arm.name}-{task.seed}".replace(" ", "-")
+    rows = train(recipe_of(options, arm, task.seed, eval_every), folder)
     return {"curve": [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]}
 
 
-def seconds_of_steps(options: argparse.Namespace, compared: list[Arm]) -> dict[str, Any]:
+def seconds_of_steps(options: argparse.Namespace, task: Task) -> dict[str, Any]:
     """Return the seconds of a step, of rounds that take the recipes in turn."""
     import torch
 
-    import kinfolk
     from kinfolk.training.loop import Callback
 
     steps = max(8, options.steps // 10)
     first = steps // 4  # graphs are recorded by then
-    found: dict[str, list[float]] = {arm.name: [] for arm in compared}
+    found: dict[str, list[float]] = {arm.name: [] for arm in task.arms}
 
     class Clock(Callback):
         """Keep the moments at which steps are logged."""
@@ -158,45 +239,58 @@ def seconds_of_steps(options: argparse.Namespace, compared: list[Arm]) -> dict[s
                 self.moments.append((progress.step, time.perf_counter()))
 
     for _ in range(options.rounds):
-        for arm in compared:
-            clock, folder = Clock(), options.out / "runs" / "time"
-            shutil.rmtree(folder, ignore_errors=True)
-            timed = replace(arm, settings=(*arm.settings, f"train.eval_every={steps}"))
-            kinfolk.pretrain(recipe_of(options, timed, 0, steps), folder, callbacks=[clock])
+        for arm in task.arms:
+            clock = Clock()
+            recipe = recipe_of(options, arm, 0, steps)
+            short = replace(recipe.train, steps=steps, save_every=steps, eval_batches=1)
+            short = replace(short, warmup=min(short.warmup, steps))
+            train(replace(recipe, train=short), options.out / "runs" / "time", [clock])
             (begun, begin), (ended, end) = clock.moments[0], clock.moments[-1]
             found[arm.name].append((end - begin) / (ended - begun))
     return {"seconds": {name: min(values) for name, values in found.items()}}
 
 
-def job(options: argparse.Namespace, task: dict[str, Any]) -> None:
-    """Do one task and print its result; a process of its own."""
-    chosen = [Arm(**{**a, "settings": tuple(a["settings"])}) for a in task["arms"]]
-    if task["phase"] == "time":
-        result = seconds_of_steps(options, chosen)
-    else:
-        result = run(options, chosen[0], task["seed"])
-    print("RESULT " + json.dumps({**task, **result}))
+def do(options: argparse.Namespace, task: Task, deadline: float) -> dict[str, Any] | str | None:
+    """Do one task in a process of the pool; return its result, an error, or None if it is late."""
+    if time.time() > deadline:
+        return None
+    work = seconds_of_steps if task.phase == "time" else curve_of
+    try:
+        return {**task.as_json(), **work(options, task)}
+    except Exception:
+        return traceback.format_exc()
 
 
-def do(options: argparse.Namespace, argv: list[str], tasks: list[dict[str, Any]]) -> None:
-    """Run the tasks that have no result yet, several at a time."""
+def do_all(options: argparse.Namespace, tasks: list[Task], jobs: int, deadline: float) -> None:
+    """Do the tasks that have no result yet, several at a time."""
     file = options.out / "results.jsonl"
-    done = {json.dumps([r["phase"], r["arms"], r["seed"]]) for r in read(file)}
-    left = [t for t in tasks if json.dumps([t["phase"], t["arms"], t["seed"]]) not in done]
+    done = {key(row) for row in read(file)}
+    left = [task for task in tasks if key(task.as_json()) not in done]
+    if not left or time.time() > deadline:
+        return
+    spawn = multiprocessing.get_context("spawn")
+    late = 0
+    with ProcessPoolExecutor(min(jobs, len(left)), mp_context=spawn) as pool:
+        running = {pool.submit(do, options, task, deadline): task for task in left}
+        for future in as_completed(running):
+            try:
+                found = future.result()
+            except BrokenProcessPool as error:  # a process was killed: the others end with it
+                found = str(error)
+            if found is None:
+                late += 1
+            elif isinstance(found, str):
+                print(f"failed: {running[future]}\n{found[-600:]}", flush=True)
+            else:
+                with file.open("a") as out:
+                    out.write(json.dumps(found) + "\n")
+    if late:
+        print(f"{late} runs were left out at --minutes {options.minutes:g}", flush=True)
 
-    def one(task: dict[str, Any]) -> None:
-        command = [sys.executable, __file__, *argv, "--job", json.dumps(task)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        line = next((x for x in ended.stdout.splitlines() if x.startswith("RESULT ")), None)
-        if line is None:
-            print(f"failed: {task}\n{ended.stderr[-300:]}", flush=True)
-            return
-        with file.open("a") as out:
-            out.write(line.removeprefix("RESULT ") + "\n")
 
-    serial = bool(tasks) and tasks[0]["phase"] == "time"
-    with ThreadPoolExecutor(1 if serial else options.jobs) as pool:
-        list(pool.map(one, left))
+def key(row: dict[str, Any]) -> str:
+    """Return what a result is recognized by."""
+    return json.dumps([row["phase"], row["arms"], row["seed"]])
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -206,76 +300,176 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def best(results: list[dict[str, Any]], family: str, kind: str) -> Arm | None:
-    """Return the arm of a kind with the lowest last loss in the search."""
+def best(results: list[dict[str, Any]], family: str, *, fast: bool) -> Arm | None:
+    """Return the arm of a recipe with the lowest last loss in the search."""
     found = [
         (row["curve"][-1][1], row["arms"][0])
         for row in results
-        if row["phase"] == "search" and row["arms"][0]["family"] == family
-        and row["arms"][0]["name"].startswith(kind) and row["curve"]
-        and row["curve"][-1][1] == row["curve"][-1][1]
-    ]  # fmt: skip
+        if row["phase"] == "search"
+        and (row["arms"][0]["family"], row["arms"][0]["fast"]) == (family, fast)
+        and row["curve"]
+        and math.isfinite(row["curve"][-1][1])
+    ]
     if not found:
         return None
-    arm = min(found, key=lambda pair: pair[0])[1]
+    _, arm = min(found, key=lambda pair: pair[0])
     return Arm(**{**arm, "settings": tuple(arm["settings"])})
-
-
-def task(phase: str, compared: list[Arm], seed: int) -> dict[str, Any]:
-    """Return a task as JSON has it."""
-    return {"phase": phase, "seed": seed, "arms": [
-        {**vars(arm), "settings": list(arm.settings)} for arm in compared
-    ]}  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
     """Search, run the best with other seeds, time their steps, print a table."""
     options = parse(argv)
-    if options.job:
-        job(options, json.loads(options.job))
-        return
     from kinfolk.families import family
 
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    file = options.out / "results.jsonl"
-    lr = {name: family(name).train(options.size).lr for name in options.families}
+    deadline = math.inf if options.minutes is None else time.time() + 60 * options.minutes
+    file, known = options.out / "results.jsonl", {name: family(name) for name in options.families}
     if "search" in options.phases:
-        do(
-            options,
-            argv,
-            [task("search", [arm], 0) for f in options.families for arm in arms(f, lr[f])],
-        )
-    pairs = {f: [best(read(file), f, kind) for kind in ("adamw", "fast")] for f in options.families}
-    chosen = {f: [arm for arm in pair if arm is not None] for f, pair in pairs.items()}
+        searched = [
+            arms
+            for name, who in known.items()
+            for arms in (
+                plain_arms(name, who.train(options.size).lr, options.plain),
+                fast_arms(who, options.size, options.fast),
+            )
+        ]
+        # The first rates of every family come first: the search may end early.
+        arms = [arm for same in zip_longest(*searched) for arm in same if arm is not None]
+        half = deadline if options.minutes is None else deadline - 30 * options.minutes
+        do_all(options, [Task("search", (arm,), 0) for arm in arms], options.jobs, half)
+    pairs = {name: [best(read(file), name, fast=fast) for fast in (False, True)] for name in known}
+    chosen = {name: [arm for arm in pair if arm is not None] for name, pair in pairs.items()}
     if "final" in options.phases:
-        final = [arm for pair in chosen.values() for arm in pair]
-        if "gpt2" in options.families:
-            final.append(Arm("gpt2", "nanoGPT", 1.0, NANOGPT))
-        do(
-            options,
-            argv,
-            [task("final", [a], s) for s in range(1, options.seeds + 1) for a in final],
-        )
+        final = [arm for arms in chosen.values() for arm in arms]
+        if "gpt2" in known:
+            final.append(Arm("gpt2", "nanoGPT", False, NANOGPT))
+        tasks = [Task("final", (arm,), seed + 1) for seed in range(options.seeds) for arm in final]
+        do_all(options, tasks, options.jobs, deadline)
     if "time" in options.phases:
-        do(options, argv, [task("time", pair, 0) for pair in chosen.values() if len(pair) == 2])
-    show(read(file), options)
+        tasks = [Task("time", tuple(arms), 0) for arms in chosen.values() if len(arms) == 2]
+        do_all(options, tasks, 1, math.inf)
+    results = read(file)
+    show(results, options)
+    if options.plot is not None:
+        plot(results, options)
+
+
+def curves(results: list[dict[str, Any]], family: str) -> dict[str, dict[int, Curve]]:
+    """Return the curves of the last phase by recipe and seed: of the fast and the ordinary one."""
+    found: dict[str, dict[int, Curve]] = {}
+    for row in results:
+        arm = row["arms"][0]
+        if row["phase"] == "final" and arm["family"] == family and row["curve"]:
+            found.setdefault(arm["name"], {})[row["seed"]] = [(x, y) for x, y in row["curve"]]
+    return found
+
+
+def first_reached(curve: Curve, loss: float) -> int | None:
+    """Return the first evaluated step at which a curve is at a loss or below."""
+    return next((step for step, value in curve if value <= loss), None)
+
+
+def compare(
+    ordinary: dict[int, Curve], fast: dict[int, Curve], step_ratio: float | None
+) -> Speedup:
+    """Return what the fast runs need to reach the last loss of the ordinary runs of their seeds."""
+    seeds = sorted(ordinary.keys() & fast.keys())
+    reached = [first_reached(fast[seed], ordinary[seed][-1][1]) for seed in seeds]
+    steps = [
+        None if step is None else step / ordinary[seed][-1][0]
+        for seed, step in zip(seeds, reached, strict=True)
+    ]
+    gaps = [fast[seed][-1][1] - ordinary[seed][-1][1] for seed in seeds]
+    return Speedup(steps, gaps, step_ratio)
+
+
+def span(values: Sequence[float], form: str) -> str:
+    """Return the mean of values and their range."""
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return f"{statistics.mean(values):{form}} ({low:{form}} to {high:{form}})"
+
+
+def shares(values: Sequence[float | None]) -> str:
+    """Return the mean and the range of shares, or how many there are where some are missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return f"{len(known)} of {len(values)} runs reach it"
+    return span(known, ".0%")
+
+
+def pick(found: dict[str, Any], start: str) -> str | None:
+    """Return the name of the recipe that starts so, the last one that was run."""
+    return next((name for name in reversed(found) if name.startswith(start)), None)
 
 
 def show(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Print, for each family, both recipes and the share of the time that the fast one needs."""
+    """Print the last losses, then the table of shares."""
     seconds = {r["arms"][0]["family"]: r["seconds"] for r in results if r["phase"] == "time"}
-    for name in options.families:
-        runs: dict[str, list[list[tuple[int, float]]]] = {}
-        for row in results:
-            if row["phase"] == "final" and row["arms"][0]["family"] == name and row["curve"]:
-                runs.setdefault(row["arms"][0]["name"], []).append(row["curve"])
-        for arm, curves in runs.items():
-            last = [curve[-1][1] for curve in curves]
-            step = seconds.get(name, {}).get(arm)
-            cost = f", {1e3 * step:.2f} ms a step, {step * curves[0][-1][0]:.1f} s" if step else ""
-            print(f"{name}: {arm}: {statistics.mean(last):.4f} ({min(last):.4f} to {max(last):.4f})"
-                  f" after {curves[0][-1][0]} steps{cost}")  # fmt: skip
+    rows = []
+    for family in options.families:
+        found, step = curves(results, family), seconds.get(family, {})
+        for name, by_seed in found.items():
+            last = [curve[-1][1] for curve in by_seed.values()]
+            steps = next(iter(by_seed.values()))[-1][0]
+            cost = f", {1e3 * step[name]:.1f} ms a step" if name in step else ""
+            print(f"{family}: {name}: {span(last, '.3f')} after {steps} steps{cost}")
+        plain, fast = pick(found, "ordinary"), pick(found, "fast")
+        if plain is None or fast is None:
+            continue
+        ratio = step[fast] / step[plain] if {plain, fast} <= step.keys() else None
+        speedup = compare(found[plain], found[fast], ratio)
+        rows.append(
+            f"| {family} | {plain.partition(' ')[2]} | {fast.partition(' ')[2]} "
+            f"| {span([c[-1][1] for c in found[plain].values()], '.3f')} "
+            f"| {span(speedup.gaps, '+.3f')} | {shares(speedup.steps)} "
+            f"| {'-' if ratio is None else f'{ratio:.2f}'} "
+            f"| {'-' if ratio is None else shares(speedup.time)} |"
+        )
+    print("\n| family | ordinary lr | fast lr, matrix_lr | ordinary loss | fast loss, difference "
+          "| share of steps | seconds of a step, ratio | share of time |")  # fmt: skip
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("\n".join(rows))
+
+
+def plot(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Write the mean curves with the range over the seeds, over time where steps were timed."""
+    from kinfolk.reports import page
+    from kinfolk.reports.charts import Series, line_chart
+
+    seconds = {r["arms"][0]["family"]: r["seconds"] for r in results if r["phase"] == "time"}
+    charts, data = [], {}
+    for family in options.families:
+        found, step, lines = curves(results, family), seconds.get(family, {}), []
+        for name, by_seed in found.items():
+            if not name.startswith(("ordinary", "fast")) or (step and name not in step):
+                continue
+            points = list(zip(*by_seed.values(), strict=True))  # of all seeds at one step
+            losses = [[loss for _, loss in point] for point in points]
+            lines.append(
+                Series(
+                    name,
+                    [point[0][0] * step.get(name, 1) for point in points],
+                    [statistics.mean(values) for values in losses],
+                    low=[min(values) for values in losses],
+                    high=[max(values) for values in losses],
+                )
+            )
+        if lines:
+            data[family] = [asdict(line) for line in lines]
+            x = "seconds" if step else "steps"
+            charts.append((family, line_chart(lines, x=x, y="held-out loss", smooth=False)))
+    if options.plot.suffix == ".json":
+        options.plot.write_text(json.dumps(data))
+        return
+    template = page.environment().from_string(
+        '{% extends "page.html" %}{% block title %}Time to quality{% endblock %}'
+        "{% block content %}<h1>Time to quality</h1>{% for name, chart in charts %}"
+        "<section><h2>{{ name }}</h2>{{ chart }}</section>{% endfor %}{% endblock %}"
+    )
+    page.write(template.render(charts=charts), options.plot)
 
 
 if __name__ == "__main__":

@@ -301,3 +301,26 @@ def test_an_interrupt_ends_with_130_and_resume_arrives(
     kinfolk(*asked, last, "-o", whole)
     assert (run / "log.jsonl").read_bytes() == (whole / "log.jsonl").read_bytes()
     assert tree(run / "checkpoints" / "last") == tree(whole / "checkpoints" / "last")
+
+
+def test_fast_sets_the_recipe_that_members_shows_and_a_recipe_file_excludes_it(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    said = kinfolk(
+        *("pretrain", "gpt2/nano", "--corpus", home.corpus, "-o", out, "--steps", 40, *FEW),
+        *("--fast", "--matrix-lr", 0.01, "train.eval_every=40"),
+    )
+    assert said.code == 0, said
+    train = Recipe.read(out / "recipe.json").train
+    assert (train.optimizer, train.schedule, train.matrix_lr) == ("muon", "trapezoid", 0.01)
+    assert train.warmup == 2
+    assert f"lr {train.lr:g} (matrices of layers: muon, 0.01) trapezoid, warmup 2" in said.err
+    listed = " ".join(kinfolk("members", "gpt2").out.split())
+    assert f"--fast sets optimizer=muon, lr={train.lr:g}, matrix_lr=" in listed
+    assert "schedule=trapezoid, decay_ratio=0.5, min_lr_ratio=0 " in listed
+    refused = kinfolk("pretrain", "--recipe", out / "recipe.json", "-o", tmp_path / "b", "--fast")
+    assert refused.code == 2 and "--recipe excludes" in refused.sentence
+    missing = kinfolk("pretrain", "ulmfit", "--corpus", home.corpus, "-o", tmp_path / "c", "--fast")
+    assert missing.code == 2 and "ulmfit has no fast recipe (supported: " in missing.sentence
+    assert not (tmp_path / "c").exists()

@@ -82,6 +82,7 @@ def print_sizes(name: str, *, json: bool) -> None:
             ("architecture", chosen.architecture),
             ("objectives", ", ".join(chosen.objectives) or NO_OBJECTIVES),
             ("supports", ", ".join(supported_uses(chosen))),
+            *([("--fast sets", fast_settings(chosen))] if chosen.fast_rates else []),
         ]
     )
     known = {field for config in chosen.sizes.values() for field in vars(config)}
@@ -97,6 +98,19 @@ def print_sizes(name: str, *, json: bool) -> None:
     print(f"parameters: {vocabularies(chosen)}; a run has the vocabulary of its tokenizer")
     if chosen.model.gradient_free is not None:
         print("they are those of single tokens; those of longer n-grams depend on the text")
+
+
+def fast_settings(family: "Family") -> str:
+    """Return the settings of the fast recipe."""
+    from kinfolk.families.base import FAST_FIELDS
+
+    train = vars(family.fast_train(family.training))
+    unused = () if train["optimizer"] == "muon" else ("matrix_lr",)
+    return ", ".join(
+        f"{name}={train[name]:g}" if isinstance(train[name], float) else f"{name}={train[name]}"
+        for name in FAST_FIELDS
+        if name not in unused
+    )
 
 
 def vocabularies(family: "Family") -> str:

@@ -67,6 +67,10 @@ def pretrain(
     vectors: Path | None = option(
         "FILE", "Word vectors (GloVe, word2vec) that token embeddings start from."
     ),
+    fast: bool = flag(
+        "--fast",
+        "Set the family's fast recipe: optimizer, learning rates, weight decay and schedule.",
+    ),
     help_fields: bool = flag("--help-fields", "List model.* and objective.* fields of MODEL."),
     *,
     translation: TranslationOptions,
@@ -77,7 +81,8 @@ def pretrain(
 
     MODEL is FAMILY[/SIZE] for random weights (gpt2/tiny), or a run, checkpoint or Hugging Face
     folder for continued pretraining on a corpus that was prepared with its tokenizer. The defaults
-    shown below are replaced by those of the family and the size; RUN/recipe.json holds all values.
+    shown below are replaced by those of the family and the size, and some of these with --fast;
+    RUN/recipe.json holds all values.
     Every training option is also a field of the recipe: `--lr 1e-3` is `train.lr=1e-3`.
 
     With sentence pairs an encoder-decoder is trained to translate: the tokenizer and the corpus are
@@ -97,9 +102,11 @@ def pretrain(
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
-        if any(value is not None for value in (objective, length, tokenizer, vectors, pairs)):
+        made = (objective, length, tokenizer, vectors, pairs)
+        if fast or any(value is not None for value in made):
             raise UsageError(
-                "--recipe excludes --objective, --length, --tokenizer, --vectors and sentence pairs"
+                "--recipe excludes --objective, --length, --tokenizer, --vectors, --fast and "
+                "sentence pairs"
             )
         if model is not None:  # the first KEY=VALUE stands in the place of MODEL
             overrides, model = [model, *(overrides or [])], None
@@ -127,6 +134,7 @@ def pretrain(
             length=length,
             tokenizer=tokenizer,
             vectors=vectors,
+            fast=fast,
             settings=settings,
         )
     else:
@@ -146,6 +154,7 @@ def pretrain(
                 objective=objective,
                 length=length,
                 vectors=vectors,
+                fast=fast,
                 settings=settings,
                 on_message=note,
             )
@@ -242,12 +251,15 @@ def header(recipe: "Recipe") -> list[str]:
         ]
     device = select_device(train.device)
     automatic = "bf16" if device.type == "cuda" else "fp32"
+    matrices = ""
+    if train.optimizer == "muon":
+        matrices = f" (matrices of layers: muon, {train.matrix_lr:g})"
     precision = {"float32": "fp32", "bfloat16": "bf16"}.get(train.precision, automatic)
     return [
         f"objective {type_name(recipe.objective)}, {device.type} {precision}",
         f"corpus: {tokens:,} tokens, {documents:,} documents; {train.steps:,} steps of "
         f"{train.batch_size} sequences of {length} tokens",
-        f"lr {train.lr:g} {train.schedule}, warmup {train.warmup:,}, weight decay "
+        f"lr {train.lr:g}{matrices} {train.schedule}, warmup {train.warmup:,}, weight decay "
         f"{train.weight_decay:g}; checkpoint every {train.save_every:,} steps",
     ]
 

@@ -15,7 +15,14 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, hf_heads, json_field, mimetic_sizes
+from kinfolk.families.base import (
+    Family,
+    FastRates,
+    HuggingFace,
+    hf_heads,
+    json_field,
+    mimetic_sizes,
+)
 from kinfolk.families.bert import FIELDS, BertConfig, BertEmbeddings, embedding_rules
 from kinfolk.families.bert import PAPER_TRAINING as BERT_TRAINING
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
@@ -259,6 +266,7 @@ FAMILY = Family(
     objectives={"sop": SOP, "nsp": NSP, "mlm": MLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     max_lr_times_width=0.128,
+    fast_rates=FastRates(lr=5e-4, matrix_lr=0.01),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",
     hf=HuggingFace(

@@ -17,6 +17,11 @@ from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 
 Config = TypeVar("Config")
+FAST_DECAY_RATIO = 0.5  # of the steps, in which the rate of the fast recipe falls to 0
+FAST_FIELDS = (  # what it sets
+    *("optimizer", "lr", "matrix_lr", "weight_decay"),
+    *("schedule", "decay_ratio", "min_lr_ratio"),
+)
 SEQUENCE_SUMMARY = "sequence_summary.summary"  # transformers' pooling layer of ELECTRA and XLNet
 
 
@@ -106,6 +111,18 @@ def hf_heads(name: str, text: tuple[str, ...], choice: tuple[str, ...]) -> dict[
         "span": HFHead(f"{name}ForQuestionAnswering", "qa_outputs"),
         "choice": HFHead(f"{name}ForMultipleChoice", *choice),
     }
+
+
+@dataclass(frozen=True)
+class FastRates:
+    """Peak learning rates of a family's fast recipe.
+
+    Muon has `matrix_lr` for the matrices of layers and AdamW `lr` for the rest; without a
+    `matrix_lr` the family's own optimizer has `lr`.
+    """
+
+    lr: float
+    matrix_lr: float | None = None
 
 
 def always(_: Any) -> bool:
@@ -234,6 +251,8 @@ class Family:
     # diverge, or never leave the loss of a unigram model, at the rate of narrow ones.
     max_lr_times_width: float | None = None
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
+    # Of the fast recipe, measured (docs/benchmarks.md, "Time to quality"); None: it has none.
+    fast_rates: FastRates | None = None
     # Of fine-tuning from pretrained weights; None: by architecture, size and pretraining.
     finetune_training: TrainConfig | None = None
     finetuning: FineTuneConfig = FineTuneConfig()  # the same
@@ -260,6 +279,7 @@ class Family:
         """The uses of its networks besides fine-tuning."""
         able = {
             "pretrain": bool(self.objectives),
+            "fast": self.fast_rates is not None,
             "generate": self.model.decoding is not None,
             "prefixes": self.model.takes_prefix,
             "fill": self.model.can_fill,
@@ -329,3 +349,22 @@ class Family:
             return self.paper_training.get(size, self.training)
         highest = self.max_lr_times_width / self.config(size).hidden_size
         return replace(self.training, lr=min(self.training.lr, float(f"{highest:.1e}")))
+
+    def fast_train(self, train: TrainConfig, *, scale: float = 1.0) -> TrainConfig:
+        """Return settings with the fast recipe's optimizer, rates (times `scale`) and schedule.
+
+        Batches, steps, betas and clipping stay. The rates do not depend on the width: a step of
+        Muon changes a matrix by as much at any width, and embeddings need no smaller steps.
+        """
+        assert self.fast_rates is not None
+        lr, matrix_lr = self.fast_rates.lr, self.fast_rates.matrix_lr
+        return replace(
+            train,
+            optimizer=self.training.optimizer if matrix_lr is None else "muon",
+            lr=float(f"{lr * scale:.1e}"),
+            matrix_lr=train.matrix_lr if matrix_lr is None else float(f"{matrix_lr * scale:.1e}"),
+            weight_decay=0.0,
+            schedule="trapezoid",
+            decay_ratio=FAST_DECAY_RATIO,
+            min_lr_ratio=0.0,
+        )

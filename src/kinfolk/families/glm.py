@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.families.base import Family, mimetic_sizes
+from kinfolk.families.base import Family, FastRates, mimetic_sizes
 from kinfolk.families.gpt import GPTDecoder
 from kinfolk.families.gpt2 import GPT2Config, decoder_layer
 from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
@@ -113,6 +113,7 @@ FAMILY = Family(
     objectives={"blanks": BlankInfilling},
     training=TrainConfig(lr=1e-3, warmup=200),
     max_lr_times_width=0.256,
+    fast_rates=FastRates(lr=8e-3, matrix_lr=0.02),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     task_template="bert",
 )

@@ -124,6 +124,7 @@ def recipe(
     length: int | None = None,
     tokenizer: Tokenizer | Path | str | None = None,
     vectors: Path | str | None = None,
+    fast: bool = False,
     settings: Settings = (),
     **fields: Any,
 ) -> Recipe:
@@ -135,9 +136,11 @@ def recipe(
     The name of a family is never a folder: write `./bert` for a folder of that name. Several
     corpora are a list, or a dictionary with their weights: `{"news": 0.7, "law": 0.3}`.
     `tokenizer` is that of a model folder where it lies elsewhere. `vectors` is a file of word
-    vectors (GloVe, word2vec) that the token embeddings of new weights start from. Keywords are
-    fields of `TrainConfig`; settings are fields of the recipe by their paths. Defaults follow from
-    the size: its settings, and rows as long as its context, but shorter for small models.
+    vectors (GloVe, word2vec) that the token embeddings of new weights start from. `fast` replaces
+    the defaults of optimizer, learning rates, weight decay and schedule by those of the family's
+    fast recipe. Keywords are fields of `TrainConfig`; settings are fields of the recipe by their
+    paths; both replace what the size or `fast` set. Defaults follow from the size: its settings,
+    and rows as long as its context, but shorter for small models.
     """
     if not isinstance(model, str | Path):
         raise UserError(
@@ -152,13 +155,13 @@ def recipe(
             raise UserError(
                 f"--tokenizer does not apply to {model}, which takes that of its corpus: remove it"
             )
-        return new_recipe(str(model), corpus, objective, length, overrides, vectors)
+        return new_recipe(str(model), corpus, objective, length, overrides, vectors, fast=fast)
     model = model_or_family(str(model))
     if vectors is not None:
         raise UserError(
             f"--vectors does not apply to {model}, whose token embeddings are trained: remove it"
         )
-    return continue_from(model, corpus, objective, length, overrides, tokenizer)
+    return continue_from(model, corpus, objective, length, overrides, tokenizer, fast=fast)
 
 
 def settings_list(settings: Settings) -> list[str]:
@@ -184,10 +187,13 @@ def new_recipe(
     length: int | None,
     settings: Sequence[str],
     vectors: Path | str | None = None,
+    *,
+    fast: bool = False,
 ) -> Recipe:
     """Make the recipe of a model with new weights."""
     family_name, _, size = name.partition("/")
     chosen, size = family(family_name), size or "tiny"
+    train = fast_train_config(chosen, chosen.train(size)) if fast else chosen.train(size)
     named, corpora = open_corpora(corpus)
     objective_type, config = chosen.objective(objective), chosen.config(size)
     tokenizer = shared_tokenizer(corpora).with_end_token(objective_type.required_tokens)
@@ -210,10 +216,10 @@ def new_recipe(
             max_length=length,
         ),
         corpus=named,
-        train=chosen.train(size),
+        train=train,
         vectors="" if vectors is None else str(Path(vectors).resolve()),
     )
-    made = finalize(base, settings)
+    made = finalize(base, settings, short_warmup=fast)
     if made.model.counting_steps != config.counting_steps:  # model.order=5: ngram/5, not ngram/tiny
         made = dataclasses.replace(made, name=f"{family_name}/{made.model.counting_steps}")
     return made
@@ -252,15 +258,21 @@ def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
             )
 
 
-def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
-    """Apply the given settings to a recipe, and check it."""
+def finalize(base: Recipe, settings: Sequence[str], *, short_warmup: bool = False) -> Recipe:
+    """Apply the given settings to a recipe, and check it.
+
+    A warm-up that is not among them is shortened where the steps are few: to a tenth of them if it
+    is longer than the run, with `short_warmup` (the fast recipe) to a twentieth if it is longer.
+    """
     recipe = check_recipe(apply_overrides(base, settings))
     if recipe.model.counting_steps is not None:
         return counting_recipe(base, recipe)
     train = recipe.train
-    if train.warmup > train.steps and not any("warmup" in setting for setting in settings):
+    longest = max(1, train.steps // 20) if short_warmup else train.steps
+    if train.warmup > longest and not any("warmup" in setting for setting in settings):
         # A short run keeps the shape of a long one.
-        train = dataclasses.replace(train, warmup=max(1, train.steps // 10))
+        warmup = longest if short_warmup else max(1, train.steps // 10)
+        train = dataclasses.replace(train, warmup=warmup)
     return dataclasses.replace(recipe, train=train)
 
 
@@ -455,6 +467,8 @@ def continue_from(
     length: int | None,
     settings: Sequence[str],
     tokenizer: Tokenizer | Path | str | None = None,
+    *,
+    fast: bool = False,
 ) -> Recipe:
     """Make the recipe of continued pretraining from a run, a checkpoint or a model folder.
 
@@ -497,10 +511,10 @@ def continue_from(
         if before is not None and objective is None
         else objective_type(**ids),
         corpus=named,
-        train=default_train_config(known, before),
+        train=default_train_config(known, before, fast=fast),
         init_from=str(path.resolve()),
     )
-    return finalize(base, settings)
+    return finalize(base, settings, short_warmup=fast)
 
 
 def foreign_name(family: "Family", folder: str) -> str:
@@ -508,10 +522,28 @@ def foreign_name(family: "Family", folder: str) -> str:
     return f"{family.name}/{folder}{'-continued' if folder in family.sizes else ''}"
 
 
-def default_train_config(family: "Family", before: Recipe | None) -> TrainConfig:
-    """Return the training settings of the size, where it is known, else of the family."""
+def default_train_config(
+    family: "Family", before: Recipe | None, *, fast: bool = False
+) -> TrainConfig:
+    """Return the training settings of the size, where it is known, else of the family.
+
+    An external model has the paper's learning rate, and its fast rates are lower by as much.
+    """
     size = "" if before is None else before.name.partition("/")[2]
     if size in family.sizes:
-        return family.train(size)
-    paper = next(iter(family.paper_training.values()), family.training)
-    return dataclasses.replace(family.training, lr=paper.lr)
+        train, scale = family.train(size), 1.0
+    else:
+        paper = next(iter(family.paper_training.values()), family.training)
+        train = dataclasses.replace(family.training, lr=paper.lr)
+        scale = min(1.0, paper.lr / family.training.lr)
+    return fast_train_config(family, train, scale=scale) if fast else train
+
+
+def fast_train_config(family: "Family", train: TrainConfig, *, scale: float = 1.0) -> TrainConfig:
+    """Return training settings with those of the family's fast recipe, if it has one."""
+    if family.fast_rates is None:
+        known = [name for name, entry in index().items() if "fast" in entry.capabilities]
+        raise UserError(
+            f"{family.name} has no fast recipe (supported: {', '.join(known)}): remove --fast"
+        )
+    return family.fast_train(train, scale=scale)

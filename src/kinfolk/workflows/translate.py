@@ -44,6 +44,7 @@ def prepare_translation_run(
     objective: str | None = None,
     length: int | None = None,
     vectors: Path | str | None = None,
+    fast: bool = False,
     settings: Sequence[str] = (),
     on_message: Callable[[str], None] = lambda message: None,
 ) -> Recipe:
@@ -70,6 +71,7 @@ def prepare_translation_run(
             length=length,
             vectors=vectors,
             tokenizer=tokenizer if from_folder else None,
+            fast=fast,
             settings=settings,
         )
         processes = process_grid(chosen)
