@@ -27,7 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ from training import (
 
 # Sizes, lengths and rows of the sweeps, and those that a sweep of something else has.
 CUDA = (("mini", "small", "medium", "base", "gpt2-medium", "gpt2-large"), "base")
-CUDA_LENGTHS, CUDA_ROWS = ((128, 256, 512, 1024, 2048, 4096), 1024), ((1, 2, 4, 8, 16, 32, 64), 32)
+CUDA_LENGTHS, CUDA_ROWS = ((128, 256, 512, 1024, 2048, 4096), 1024), ((1, 4, 8, 16, 32, 64), 32)
 CPU = (("nano", "tiny", "mini", "small"), "mini")
 CPU_LENGTHS, CPU_ROWS = ((32, 64, 128, 256, 512), 128), ((1, 2, 4, 8, 16), 8)
 UPDATE_NUMBERS = 11  # gradient: written, read by clipping; AdamW reads 4 and writes 3; 2 castings
@@ -225,15 +225,15 @@ def measure_point(
 
 def shapes(
     sizes: Sequence[str], lengths: Sequence[int], rows: Sequence[int], usual: tuple[str, int, int]
-) -> Iterator[tuple[str, str, int, int]]:
-    """Yield the points of all sweeps: what changes, then size, length and rows."""
+) -> Iterator[tuple[str, tuple[str, int, int]]]:
+    """Yield the points of all sweeps: what changes, and size, length and rows."""
     size, length, count = usual
     for other in sizes:
-        yield "size", other, length, count
+        yield "size", (other, length, count)
     for other_length in lengths:
-        yield "length", size, other_length, max(1, length * count // other_length)
+        yield "length", (size, other_length, max(1, length * count // other_length))
     for other_count in rows:
-        yield "rows", size, length, other_count
+        yield "rows", (size, length, other_count)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Measurement]:
@@ -270,20 +270,23 @@ def main(arguments: Sequence[str] | None = None) -> list[Measurement]:
     told.out.mkdir(parents=True, exist_ok=True)
     points: list[Measurement] = []
     notes: list[str] = []
+    measured: dict[tuple[str, int, int], Measurement] = {}  # a shape of all sweeps only once
     with (told.out / "scaling.jsonl").open("w", encoding="utf-8") as file, many_compiled():
         print(json.dumps(asdict(machine)), file=file, flush=True)
         sweeps = shapes(told.sizes or sizes, told.lengths or lengths, told.rows or rows, usual)
-        for sweep, *shape in sweeps:
+        for sweep, shape in sweeps:
             try:
-                point = measure_point(
-                    sweep,
-                    told.family,
-                    *shape,
-                    machine=machine,
-                    device=device,
-                    seconds=told.seconds,
-                    vocab=told.vocab,
-                )
+                if shape not in measured:
+                    measured[shape] = measure_point(
+                        sweep,
+                        told.family,
+                        *shape,
+                        machine=machine,
+                        device=device,
+                        seconds=told.seconds,
+                        vocab=told.vocab,
+                    )
+                point = replace(measured[shape], sweep=sweep)
             except torch.OutOfMemoryError:
                 notes.append(f"{describe(*shape)}: the device has not enough memory.")
                 print(notes[-1], file=sys.stderr, flush=True)
@@ -320,7 +323,9 @@ def render(machine: Machine, points: Sequence[Measurement], notes: Sequence[str]
     ]
     if machine.precision == "float32":
         facts.append(("Threads", str(machine.threads)))
-    title = f"Training speed of {points[0].family} by size, length and batch" if points else ""
+    title = "Training speed by size, length and batch"
+    if points:
+        title = f"Training speed of {family(points[0].family).title} by size, length and batch"
     charts = [sweep_chart(sweep, list(group)) for sweep, group in groupby(points, key=by_sweep)]
     charts.append(roofline(machine, points))
     template = page.environment().from_string(TEMPLATE)

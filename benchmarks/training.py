@@ -40,6 +40,9 @@ Parts that a peer computes in float32 whatever it is given (T5's norm) are kept 
 The loss of the first step as it is timed (compiled, bfloat16) must be within 1 % of that of the
 plain float32 network. A workload that fails is named at the end, after the table of the others.
 
+With `--cpu-time` the seconds are those of this process on its CPU, not those of the clock on the
+wall: on a machine where other programs run, ratios of one thread are meaningful only so.
+
 Blocks of steps alternate between all sides; on CUDA those of the first ten seconds are not counted.
 At least five rounds are. Speeds are medians over the rounds; a ratio is the median of the ratios in
 each round. The table at the end has for every side:
@@ -110,6 +113,7 @@ BLOCK = 0.5  # seconds, or one step where it takes longer
 WARM_UP = 10.0  # seconds on CUDA: a GPU that was idle runs above the clock that it can hold
 ENDLESS = 10**9  # steps of the run that is measured
 FEED, NO_FEED = "kinfolk", "kinfolk, no feed"
+Clock = Callable[[], float]  # seconds
 
 
 @dataclass(frozen=True)
@@ -443,6 +447,7 @@ class Side:
     pool: int  # steps until the same batches come again
     filled: float  # share of the slots that hold something
     slots_per_token: float
+    clock: Clock = time.perf_counter
     build_seconds: float = 0.0
     compile_seconds: Callable[[], float] = lambda: 0.0  # so far
     waited: Callable[[], float] = lambda: 0.0  # seconds for batches, so far
@@ -478,13 +483,13 @@ class Side:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
-        began, waited = time.perf_counter(), self.waited()
+        began, waited = self.clock(), self.waited()
         for number in numbers:
             loss = self.step(number)
-        launched = time.perf_counter()
+        launched = self.clock()
         if cuda:
             torch.cuda.synchronize()
-        ended = time.perf_counter()
+        ended = self.clock()
         if cuda:
             # Others' weights lie on the device too: count what the steps took, and one's own.
             peak = torch.cuda.max_memory_allocated() - held + bytes_of(self.states())
@@ -538,7 +543,13 @@ def bytes_of(tensors: Sequence[Tensor]) -> int:
 
 
 def ours(
-    work: Measured, variant: Sequence[str], pool: int, device: torch.device, *, feeds: bool
+    work: Measured,
+    variant: Sequence[str],
+    pool: int,
+    device: torch.device,
+    *,
+    feeds: bool,
+    clock: Clock = time.perf_counter,
 ) -> list[Side]:
     """Return the sides of a run: with its feed and without, which share the step."""
     began = time.perf_counter()
@@ -554,9 +565,9 @@ def ours(
 
     def fed(number: int) -> Tensor:
         nonlocal waited
-        asked = time.perf_counter()
+        asked = clock()
         parts = next(loader)
-        waited += time.perf_counter() - asked
+        waited += clock() - asked
         return step(number, parts).loss
 
     def side(name: str, run: Callable[[int], Tensor], **more: Any) -> Side:
@@ -565,6 +576,7 @@ def ours(
             step=run,
             states=lambda: step_tensors(step),
             device=device,
+            clock=clock,
             pool=pool,
             filled=filled / slots,
             slots_per_token=slots / sum(counts),
@@ -750,7 +762,9 @@ def count_products(model: nn.Module, objective: Any, batch: Batch[Any]) -> tuple
         loss.backward()
     counts = counter.mode.get_flop_counts()["Global"]
     aten = torch.ops.aten  # attention multiplies batches of matrices, which are other operations
-    products = (aten.mm, aten.addmm, aten.addmm_)
+    products = [aten.mm, aten.addmm, aten.addmm_]
+    if torch.backends.mkldnn.is_available():
+        products.append(torch.ops.mkldnn._linear_pointwise)
     return loss.detach(), float(sum(counts.get(kind, 0) for kind in products))
 
 
@@ -818,6 +832,7 @@ class Settings:
     grouped: bool  # the peer also with batches of texts of about one length
     variants: Sequence[Sequence[str]]  # settings of other runs
     ceiling: float  # FLOP/s
+    clock: Clock
 
 
 def run_settings(rows: int, settings: Sequence[str]) -> TrainConfig:
@@ -852,12 +867,14 @@ def measure(work: Work, s: Settings) -> dict[str, Any]:
     peers, checked = peer_sides(work, fresh, objective, dataset, s)
     run = Measured(copy.deepcopy(fresh), objective, dataset, train, s.device)
     plain = plain_loss(run.model, objective, dataset[0])
-    own = ours(run, (), s.pool, s.device, feeds=True)
+    own = ours(run, (), s.pool, s.device, feeds=True, clock=s.clock)
     for variant in s.variants:
         other = Measured(
             copy.deepcopy(fresh), objective, dataset, run_settings(rows, variant), s.device
         )
-        own += ours(other, variant, s.pool, s.device, feeds=False)
+        own += ours(other, variant, s.pool, s.device, feeds=False, clock=s.clock)
+    for peer in peers:
+        peer.clock = s.clock
     sides = [*peers, *own]
     for side in sides:
         side.warm_up()
@@ -998,7 +1015,9 @@ def shaped(work: Work, name: str, settings: Sequence[str], vocab: int, length: i
     return config.with_fields(vocab_size=vocab, max_length=length, **rates)
 
 
-def measure_ceiling(device: torch.device, seconds: float) -> float:
+def measure_ceiling(
+    device: torch.device, seconds: float, clock: Clock = time.perf_counter
+) -> float:
     """Return the FLOP/s of a bare product of large matrices, in the format of training."""
     cuda = device.type == "cuda"
     size, dtype = (8192, torch.bfloat16) if cuda else (1024, torch.float32)
@@ -1006,12 +1025,12 @@ def measure_ceiling(device: torch.device, seconds: float) -> float:
     out, speeds = torch.empty_like(a), list[float]()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or not speeds:
-        began = time.perf_counter()
+        began = clock()
         for _ in range(100 if cuda else 2):
             torch.mm(a, b, out=out)
         if cuda:
             torch.cuda.synchronize()
-        speeds.append(2 * size**3 * (100 if cuda else 2) / (time.perf_counter() - began))
+        speeds.append(2 * size**3 * (100 if cuda else 2) / (clock() - began))
     return statistics.median(speeds[len(speeds) // 2 :])  # after the clock has settled
 
 
@@ -1080,11 +1099,21 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--grouped", action="store_true", help="measure padded peers grouped by length too"
     )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the time of the process: one thread of a CPU that others use too",
+    )
     told = parser.parse_args(arguments)
     cuda = torch.cuda.is_available() if told.device == "auto" else told.device == "cuda"
     if cuda and not torch.cuda.is_available():
         parser.error("this machine has no CUDA device that torch can use: use --device cpu")
     device = torch.device("cuda" if cuda else "cpu")
+    clock = time.process_time if told.cpu_time else time.perf_counter
+    if told.cpu_time and (cuda or torch.get_num_threads() > 1):
+        parser.error(
+            "--cpu-time is for one thread of a CPU: use OMP_NUM_THREADS=1 and --device cpu"
+        )
     compiler = os.environ.get("CXX", "g++")  # as torch.compile chooses
     if told.compiled and not cuda and shutil.which(compiler) is None:
         print(f"there is no C++ compiler {compiler}: peers are not compiled", file=sys.stderr)
@@ -1101,7 +1130,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         compiled=not told.plain if cuda else told.compiled,
         grouped=told.grouped,
         variants=[text.split(",") for text in told.variant],
-        ceiling=measure_ceiling(device, WARM_UP if cuda else min(0.5, told.seconds)),
+        ceiling=measure_ceiling(device, WARM_UP if cuda else min(0.5, told.seconds), clock),
+        clock=clock,
     )
     works: dict[str, dict[str, Any]] = {}
     failures: list[str] = []

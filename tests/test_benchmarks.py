@@ -10,6 +10,7 @@ import re
 import runpy
 import shlex
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -149,6 +150,33 @@ def test_on_a_cpu_only_peers_with_batches_of_one_shape_are_compiled(
     training.main([*SMALL.split(), "--workloads", "gpt2", "--compiled"])
     said = capsys.readouterr()
     assert "no-such-compiler" in said.err and "peer, compiled" not in said.out
+
+
+def test_time_of_the_process_leaves_out_what_others_take(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(number: int) -> torch.Tensor:
+        time.sleep(0.05)
+        return torch.zeros(())
+
+    speeds = [
+        training.Side(
+            name="waits",
+            step=waits,
+            tokens=lambda number: 1,
+            states=list,
+            device=torch.device("cpu"),
+            clock=clock,
+            pool=1,
+            filled=1.0,
+            slots_per_token=1.0,
+        ).run(4)[0]
+        for clock in (time.perf_counter, time.process_time)
+    ]
+    assert speeds[0] < 20 and speeds[1] > 3 * speeds[0]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(SystemExit):
+        training.main([*SMALL.split(), "--cpu-time"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")

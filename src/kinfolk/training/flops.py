@@ -38,6 +38,11 @@ def added_product(_total: Shape, a: Shape, b: Shape, *_: Any, **__: Any) -> int:
     return 2 * a[0] * a[1] * b[1]
 
 
+def onednn_linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """Count a linear layer, (..., size) by (rows, size)."""
+    return 2 * prod(x) * weight[0]
+
+
 def onednn_lstm(x: Shape, w_ih: Shape, w_hh: Shape, *_: Any, **__: Any) -> int:
     """Count one layer in one direction: (length, rows, size)."""
     return 2 * x[0] * x[1] * (prod(w_ih) + prod(w_hh))
@@ -70,6 +75,8 @@ FORMULAS = {
     aten._cudnn_rnn: cudnn_lstm,
     aten._cudnn_rnn_backward: cudnn_lstm_backward,
 }
+if torch.backends.mkldnn.is_available():
+    FORMULAS[torch.ops.mkldnn._linear_pointwise] = onednn_linear
 
 
 class NoModules(ModuleTracker):
