@@ -69,7 +69,7 @@ types: setup-test
 BENCH := OMP_NUM_THREADS=1 $(BIN)/python benchmarks
 
 bench: setup-test
-	$(BENCH)/training.py --device cpu --grouped --compiled
+	$(BENCH)/training.py --device cpu --grouped --compiled --seconds 5 --pool 4
 	$(BENCH)/finetuning_speed.py --device cpu
 	$(BENCH)/recurrent_speed.py --device cpu --hidden 128 --lstm 256 --vocab 4000 --batch 32 --seconds 2
 	$(BENCH)/generation.py --device cpu --only gpt2-1 --tokens 32 --rounds 3

@@ -14,6 +14,7 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache
 
+HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from kinfolk.nn import triton_kernels
@@ -58,7 +59,7 @@ class _OneDNNLinear(torch.autograd.Function):
         return _onednn(x, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
@@ -85,7 +86,7 @@ def trains_by_onednn(x: Tensor, weight: Tensor) -> bool:
         and torch.is_grad_enabled()
         and type(x) is Tensor
         and type(weight) in (Tensor, nn.Parameter)
-        and torch.backends.mkldnn.is_available()
+        and HAS_ONEDNN
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )

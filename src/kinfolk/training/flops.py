@@ -75,7 +75,7 @@ FORMULAS = {
     aten._cudnn_rnn: cudnn_lstm,
     aten._cudnn_rnn_backward: cudnn_lstm_backward,
 }
-if torch.backends.mkldnn.is_available():
+if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
     FORMULAS[torch.ops.mkldnn._linear_pointwise] = onednn_linear
 
 
