@@ -65,8 +65,18 @@ lint: setup-test
 types: setup-test
 	$(BIN)/mypy
 
+# The benchmarks that need no data, on one thread of a CPU: about 15 minutes.
+BENCH := OMP_NUM_THREADS=1 $(BIN)/python benchmarks
+
 bench: setup-test
-	for work in benchmarks/*.py; do $(BIN)/python $$work --json || exit 1; done
+	$(BENCH)/training.py --device cpu --compiled --seconds 5 --pool 4
+	$(BENCH)/finetuning_speed.py --device cpu
+	$(BENCH)/recurrent_speed.py --device cpu --hidden 128 --lstm 256 --vocab 4000 --batch 32 --seconds 2
+	$(BENCH)/generation.py --device cpu --only gpt2-1 --tokens 32 --rounds 3
+	$(BENCH)/ngrams.py --megabytes 10
+	$(BENCH)/plan_check.py --device cpu
+	$(BENCH)/activation_memory.py --device cpu --size small --batch 8 --length 256 --vocab 1000
+	$(BENCH)/scaling.py --device cpu --seconds 0.5 -o runs/scaling
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache

@@ -3,6 +3,7 @@
     python benchmarks/training.py                                 every workload
     python benchmarks/training.py --workloads bert t5 --json      some of them
     python benchmarks/training.py --workloads gpt2 --variant master_weights=yes
+    python benchmarks/training.py --workloads t5 --size t5-small --model num_layers=2
 
 Counted are **useful tokens a second of whole training steps**: forward, backward, clipping of the
 gradient and the AdamW update. A useful token is a token of a text; padding, [CLS], [SEP], ends and
@@ -20,21 +21,27 @@ A variant is measured without the feed. The peer gets its batches ready on the d
     gpt2                 GPT2LMHeadModel: texts joined by an end token, cut into full rows
     bert, albert         BertForMaskedLM, AlbertForMaskedLM: a text a row, padded to the longest
     t5                   T5ForConditionalGeneration: source and target padded to the longest
+    electra              ElectraForMaskedLM and ElectraForPreTraining with shared embeddings: padded
     xlnet                XLNetLMHeadModel: padded, with perm_mask and target_mapping
-    electra, glm         transformers has no such loss: our own network, eager, a text a row, padded
+    glm                  transformers has no such loss: our own network, eager, a text a row, padded
     transformer_xl       nor this one: our own network, eager, the same rows and memory
 
 With `--grouped` a padded peer is measured with batches of texts of about one length too, and on
-CUDA every peer of transformers under torch.compile. Both sides have the same weights, no dropout,
-fused AdamW, bfloat16 autocast on CUDA and float32 on the CPU, and about as many tokens to an
-update: where padding makes the peer's batches hold fewer, it accumulates gradients over several
-batches of the same number of rows.
+CUDA every peer of transformers under torch.compile (on a CPU with `--compiled`, and only those
+whose batches all have one shape). Both sides have the same weights, no dropout, fused AdamW,
+bfloat16 autocast on CUDA and float32 on the CPU, and about as many tokens to an update: where
+padding makes the peer's batches hold fewer, it accumulates gradients over several batches of the
+same number of rows. Networks have the published vocabularies. On CUDA all are of the size `base`;
+on a CPU `SMALL_SHAPES` has the size of each, unless `--size` and `--model` say otherwise.
 
 Before anything is timed the two must do the same work: on the same texts, in float64 (XLNet:
 float32), the mean losses may differ by 1e-3, and the norms of the gradient by 1e-3 of themselves.
 Parts that a peer computes in float32 whatever it is given (T5's norm) are kept in float64 as well.
 The loss of the first step as it is timed (compiled, bfloat16) must be within 1 % of that of the
 plain float32 network. A workload that fails is named at the end, after the table of the others.
+
+With `--cpu-time` the seconds are those of this process on its CPU, not those of the clock on the
+wall: on a machine where other programs run, ratios of one thread are meaningful only so.
 
 Blocks of steps alternate between all sides; on CUDA those of the first ten seconds are not counted.
 At least five rounds are. Speeds are medians over the rounds; a ratio is the median of the ratios in
@@ -44,7 +51,8 @@ each round. The table at the end has for every side:
     of ceiling    FLOP/s of the products of weights and tokens (6ND: attention is left out, and
                   logits count where they are computed by kinfolk) over those of a bare product of
                   large matrices, measured in this run (in bfloat16 on CUDA, over ten seconds)
-    memory        most bytes on the device in its steps, with its own weights and optimizer
+    memory        most bytes on the device in its steps, with its own weights and optimizer; on the
+                  CPU what a step adds to the resident set, and these
     data wait     share of the time in which the device waited for a batch
     start         seconds from nothing to the end of the first step, without imports; compile: those
                   in which the compiler ran
@@ -52,13 +60,17 @@ each round. The table at the end has for every side:
 
 import argparse
 import copy
+import ctypes
 import json
 import math
+import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -78,9 +90,11 @@ from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.data.examples import pad_rows
 from kinfolk.errors import UserError
 from kinfolk.families import family
+from kinfolk.objectives.rtd import RTD, UNIFORM_LEVELS
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.flops import FlopCounter
+from kinfolk.training.memory import resident_bytes
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import TrainStep
 from kinfolk.training.workload import Workload, uses_bfloat16
@@ -99,6 +113,7 @@ BLOCK = 0.5  # seconds, or one step where it takes longer
 WARM_UP = 10.0  # seconds on CUDA: a GPU that was idle runs above the clock that it can hold
 ENDLESS = 10**9  # steps of the run that is measured
 FEED, NO_FEED = "kinfolk", "kinfolk, no feed"
+Clock = Callable[[], float]  # seconds
 
 
 @dataclass(frozen=True)
@@ -117,11 +132,17 @@ class Reading:
     tokens: int  # of text
     slots: int
     filled: int
-    predictions: int  # what the peer's mean loss is taken over
+    counts: Mapping[str, int]  # what the peer's mean losses are taken over
+    # Random numbers with which the peer draws what kinfolk draws, for the comparison of both.
+    drawn: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> "Reading":
         """Move to a device."""
-        return replace(self, arguments={k: v.to(device) for k, v in self.arguments.items()})
+        arguments, drawn = (
+            {name: tensor.to(device) for name, tensor in some.items()}
+            for some in (self.arguments, self.drawn)
+        )
+        return replace(self, arguments=arguments, drawn=drawn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +154,8 @@ class Work:
     vocab: int
     rows: int = 64  # on CUDA
     length: int = 512  # on CUDA
-    peer: str | None = None  # the class in transformers; None: our own network, eager
+    # The class in transformers, or its networks; None: our own network, eager.
+    peer: str | Callable[[Path], nn.Module] | None = None
     pad: Callable[[Sequence[Text]], Reading] | None = None  # a text a row, for transformers
     join: Callable[[Sequence[Text], int, int], list[Reading]] | None = None  # or full rows
     exact: torch.dtype = torch.float64  # in which both sides are compared
@@ -146,13 +168,13 @@ def gpt2() -> Work:
         lines = [t.example for t in texts]
         # transformers shifts the labels itself, so a row ends with the last label.
         ids = [np.append(line.input_ids, line.labels[-1]) for line in lines]
-        predictions = sum(len(line.input_ids) for line in lines)
+        counts = {"clm": sum(len(line.input_ids) for line in lines)}
         arguments = {
             "input_ids": beside(ids, SPECIALS.pad),
             "attention_mask": beside([np.ones_like(i) for i in ids], 0),
             "labels": beside(ids, IGNORE_INDEX),
         }
-        return reading(arguments, texts, predictions)
+        return reading(arguments, texts, counts)
 
     def join(texts: Sequence[Text], rows: int, length: int) -> list[Reading]:
         stream = np.concatenate([t.example.labels for t in texts])  # each ends with an end token
@@ -163,7 +185,7 @@ def gpt2() -> Work:
                 tokens=int((ids >= ORDINARY).sum()),
                 slots=ids.numel(),
                 filled=ids.numel(),
-                predictions=ids[:, 1:].numel(),
+                counts={"clm": ids[:, 1:].numel()},
             )
             for ids in whole.split(rows)
             if len(ids) == rows
@@ -190,7 +212,7 @@ def masked(texts: Sequence[Text]) -> Reading:
         "attention_mask": beside([np.ones_like(e.input_ids) for e in examples], 0),
         "labels": labels,
     }
-    return reading(arguments, texts, int((labels != IGNORE_INDEX).sum()))
+    return reading(arguments, texts, {"mlm": int((labels != IGNORE_INDEX).sum())})
 
 
 def t5() -> Work:
@@ -205,7 +227,7 @@ def t5() -> Work:
             "labels": labels,  # the decoder's input is their shift, padding first, as ours is
         }
         count = int((labels != IGNORE_INDEX).sum())
-        found = reading(arguments, texts, count)
+        found = reading(arguments, texts, {"spans": count})
         return replace(found, slots=found.slots + labels.numel(), filled=found.filled + count)
 
     peer = "T5ForConditionalGeneration"
@@ -235,7 +257,7 @@ def xlnet() -> Work:
             "target_mapping": mapping,
             "labels": beside(labels, IGNORE_INDEX),
         }
-        return reading(arguments, texts, sum(map(len, targets)))
+        return reading(arguments, texts, {"permutation": sum(map(len, targets))})
 
     return Work(
         name="xlnet",
@@ -247,11 +269,63 @@ def xlnet() -> Work:
     )
 
 
+class ElectraPair(nn.Module):
+    """ELECTRA's two networks, trained together as a user of transformers would write it."""
+
+    discriminator_weight = RTD.discriminator_weight
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.generator = transformers.ElectraForMaskedLM.from_pretrained(folder / "generator")
+        self.discriminator = transformers.ElectraForPreTraining.from_pretrained(folder)
+        shared = self.discriminator.electra.embeddings
+        self.generator.electra.embeddings = shared
+        self.generator.generator_lm_head.weight = shared.word_embeddings.weight
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        uniforms: Tensor | None = None,  # with which tokens are drawn; None: torch draws
+    ) -> dict[str, Tensor]:
+        """Return the mean loss of both networks, the second with its weight."""
+        guessed = self.generator(input_ids, attention_mask, labels=labels)
+        masked = labels != IGNORE_INDEX
+        with torch.no_grad():
+            probs = guessed.logits[masked].softmax(-1)
+            if uniforms is None:
+                sampled = torch.multinomial(probs, 1)[:, 0]
+            else:
+                cumulative = probs.cumsum(-1)
+                sampled = (cumulative < uniforms[masked][:, None] * cumulative[:, -1:]).sum(-1)
+        ids, replaced = input_ids.clone(), torch.zeros_like(input_ids)
+        ids[masked] = sampled
+        replaced[masked] = (sampled != labels[masked]).long()
+        judged = self.discriminator(ids, attention_mask, labels=replaced)
+        return {"mlm": guessed.loss, "rtd": self.discriminator_weight * judged.loss}
+
+
+def electra() -> Work:
+    """Guess masked tokens, and find the wrong guesses; the peer pads."""
+
+    def pad(texts: Sequence[Text]) -> Reading:
+        found = masked(texts)
+        levels = beside([t.example.uniforms for t in texts], 0)
+        return replace(
+            found,
+            counts={**found.counts, "rtd": found.filled},
+            drawn={"uniforms": (levels.float() + 0.5) / UNIFORM_LEVELS},
+        )
+
+    return Work(name="electra", way="rtd", vocab=30522, peer=ElectraPair, pad=pad)
+
+
 WORKS: dict[str, Callable[[], Work]] = {
     "gpt2": gpt2,
     "bert": lambda: Work(name="bert", way="mlm", vocab=30522, peer="BertForMaskedLM", pad=masked),
     "t5": t5,
-    "electra": lambda: Work(name="electra", way="rtd", vocab=30522),
+    "electra": electra,
     "albert": lambda: Work(
         name="albert", way="mlm", vocab=30000, peer="AlbertForMaskedLM", pad=masked
     ),
@@ -261,16 +335,26 @@ WORKS: dict[str, Callable[[], Work]] = {
 }
 
 
+# Sizes on a CPU and fields of them, where a published one is small enough; else the size is mini.
+SMALL_SHAPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "gpt2": ("mini", ("num_layers=6", "hidden_size=384", "num_heads=6")),
+    "t5": ("t5-small", ()),
+    "electra": ("electra-small", ()),
+}
+
+
 def beside(arrays: Sequence[IntArray], fill: int) -> Tensor:
     """Lay arrays out a row each, padded to the longest."""
     return pad_rows([[a] for a in arrays], max(map(len, arrays)), fill)
 
 
-def reading(arguments: dict[str, Tensor], texts: Sequence[Text], predictions: int) -> Reading:
+def reading(
+    arguments: dict[str, Tensor], texts: Sequence[Text], counts: Mapping[str, int]
+) -> Reading:
     """Count what a padded batch holds."""
     mask = arguments["attention_mask"]
     tokens = sum(t.tokens for t in texts)
-    return Reading(arguments, tokens, mask.numel(), int(mask.sum()), predictions)
+    return Reading(arguments, tokens, mask.numel(), int(mask.sum()), counts)
 
 
 def documents(tokens: int, *, longest: int, vocab: int) -> InMemoryDocuments:
@@ -363,6 +447,7 @@ class Side:
     pool: int  # steps until the same batches come again
     filled: float  # share of the slots that hold something
     slots_per_token: float
+    clock: Clock = time.perf_counter
     build_seconds: float = 0.0
     compile_seconds: Callable[[], float] = lambda: 0.0  # so far
     waited: Callable[[], float] = lambda: 0.0  # seconds for batches, so far
@@ -384,7 +469,10 @@ class Side:
         self.first = self.last
         if self.device.type == "cuda":
             self.run(self.pool)
-        self.run(1)  # the pace of what is compiled
+        with peak_resident() as peak:
+            self.run(1)  # the pace of what is compiled
+        if self.device.type == "cpu" and peak:
+            self.memory = peak[0] + bytes_of(self.states())
 
     def run(self, steps: int) -> tuple[float, float]:
         """Run steps; return tokens a second, and the share of the time that batches took."""
@@ -395,17 +483,17 @@ class Side:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
-        began, waited = time.perf_counter(), self.waited()
+        began, waited = self.clock(), self.waited()
         for number in numbers:
             loss = self.step(number)
-        launched = time.perf_counter()
+        launched = self.clock()
         if cuda:
             torch.cuda.synchronize()
-        ended = time.perf_counter()
+        ended = self.clock()
         if cuda:
             # Others' weights lie on the device too: count what the steps took, and one's own.
-            own = sum(t.numel() * t.element_size() for t in self.states())
-            self.memory = max(self.memory, torch.cuda.max_memory_allocated() - held + own)
+            peak = torch.cuda.max_memory_allocated() - held + bytes_of(self.states())
+            self.memory = max(self.memory, peak)
         self.last, self.done, self.pace = loss.item(), self.done + steps, (ended - began) / steps
         # While the device was busy, waiting for batches cost nothing.
         waited = max(0.0, self.waited() - waited - (ended - launched))
@@ -434,8 +522,34 @@ class Side:
         }
 
 
+@contextmanager
+def peak_resident() -> Iterator[list[int]]:
+    """Append how far the resident set of this process rose in the block, where Linux tells."""
+    found: list[int] = []
+    before = None
+    with suppress(OSError, AttributeError):  # AttributeError: of another C library
+        ctypes.CDLL(None).malloc_trim(0)  # else the block fills what was freed before
+        Path("/proc/self/clear_refs").write_text("5")  # the highest is that of now
+        before = resident_bytes("VmRSS")
+    yield found
+    peak = resident_bytes("VmHWM")
+    if before is not None and peak is not None:
+        found.append(max(0, peak - before))
+
+
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Return the size of some tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
 def ours(
-    work: Measured, variant: Sequence[str], pool: int, device: torch.device, *, feeds: bool
+    work: Measured,
+    variant: Sequence[str],
+    pool: int,
+    device: torch.device,
+    *,
+    feeds: bool,
+    clock: Clock = time.perf_counter,
 ) -> list[Side]:
     """Return the sides of a run: with its feed and without, which share the step."""
     began = time.perf_counter()
@@ -451,9 +565,9 @@ def ours(
 
     def fed(number: int) -> Tensor:
         nonlocal waited
-        asked = time.perf_counter()
+        asked = clock()
         parts = next(loader)
-        waited += time.perf_counter() - asked
+        waited += clock() - asked
         return step(number, parts).loss
 
     def side(name: str, run: Callable[[int], Tensor], **more: Any) -> Side:
@@ -462,6 +576,7 @@ def ours(
             step=run,
             states=lambda: step_tensors(step),
             device=device,
+            clock=clock,
             pool=pool,
             filled=filled / slots,
             slots_per_token=slots / sum(counts),
@@ -505,11 +620,11 @@ def transformers_side(
 
     def step(number: int) -> Tensor:
         group = ready[number % len(ready)]
-        total = sum(r.predictions for r in group)
+        totals = {name: sum(r.counts[name] for r in group) for name in group[0].counts}
         loss = torch.zeros((), device=device)
         for r in group:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                mean = forward(**r.arguments).loss * (r.predictions / total)
+                mean = peer_mean(forward(**r.arguments), r.counts, totals)
             mean.backward()
             loss += mean.detach()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
@@ -528,6 +643,16 @@ def transformers_side(
         filled=sum(r.filled for r in every) / sum(r.slots for r in every),
         slots_per_token=sum(r.slots for r in every) / sum(r.tokens for r in every),
     )
+
+
+def peer_mean(
+    output: Mapping[str, Tensor], counts: Mapping[str, int], totals: Mapping[str, int]
+) -> Tensor:
+    """Return the mean losses of a peer, each times the share of what is predicted in total."""
+    (name, count), *others = counts.items()
+    if not others:
+        return output["loss"] * (count / totals[name])
+    return torch.stack([output[n] * (count / totals[n]) for n, count in counts.items()]).sum()
 
 
 def eager_side(
@@ -587,7 +712,10 @@ def open_peer(work: Work, model: Any) -> Any:
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         hub.save(Path(folder), model, None)
-        peer = getattr(transformers, work.peer or "").from_pretrained(folder)
+        if not isinstance(work.peer, str):
+            assert work.peer is not None
+            return work.peer(Path(folder)).train()
+        peer = getattr(transformers, work.peer).from_pretrained(folder)
     peer.config.use_cache = False  # nothing is generated: a cache would only slow the peer down
     return peer.train()
 
@@ -634,7 +762,10 @@ def count_products(model: nn.Module, objective: Any, batch: Batch[Any]) -> tuple
         loss.backward()
     counts = counter.mode.get_flop_counts()["Global"]
     aten = torch.ops.aten  # attention multiplies batches of matrices, which are other operations
-    return loss.detach(), float(sum(counts.get(kind, 0) for kind in (aten.mm, aten.addmm)))
+    products = [aten.mm, aten.addmm, aten.addmm_]
+    if torch.backends.mkldnn.is_available():
+        products.append(torch.ops.mkldnn._linear_pointwise)
+    return loss.detach(), float(sum(counts.get(kind, 0) for kind in products))
 
 
 def check(
@@ -662,9 +793,7 @@ def check(
                 mean = part.mean(batch.counts)
             else:
                 r = work.pad(some).to(device)
-                mean = peer(**r.arguments).loss * (
-                    r.predictions / batch.counts[objective.loss_name]
-                )
+                mean = peer_mean(peer(**r.arguments, **r.drawn), r.counts, batch.counts)
             mean.backward()
         said += mean.item()
     losses.append(said)
@@ -691,17 +820,19 @@ def plain_loss(model: nn.Module, objective: Any, batch: Batch[Any]) -> float:
 class Settings:
     """How a workload is measured."""
 
-    size: str
-    vocab: int | None  # None is the workload's own
+    size: str | None  # None is the workload's own, as below
+    fields: Sequence[str]  # of the network: name=value
+    vocab: int | None
     rows: int | None
     length: int | None
     device: torch.device
     seconds: float  # of measuring, all sides together
     pool: int  # batches that are made, and run through over and over
-    compiled: bool  # the peer too
+    compiled: bool  # the peer too; on a CPU where its batches have one shape
     grouped: bool  # the peer also with batches of texts of about one length
     variants: Sequence[Sequence[str]]  # settings of other runs
     ceiling: float  # FLOP/s
+    clock: Clock
 
 
 def run_settings(rows: int, settings: Sequence[str]) -> TrainConfig:
@@ -722,7 +853,13 @@ def measure(work: Work, s: Settings) -> dict[str, Any]:
     enough = int(1.25 * s.pool * rows * length) + rows * length
     texts = documents(enough, longest=length - 2, vocab=vocab)
     torch.manual_seed(SEED)
-    fresh = shaped(work, s.size, vocab, length).build()
+    size, fields = s.size, s.fields
+    if size is None and s.device.type == "cuda":
+        size = "base"
+    if size is None:
+        size, own_fields = SMALL_SHAPES.get(work.name, ("mini", ()))
+        fields = (*own_fields, *fields)
+    fresh = shaped(work, size, fields, vocab, length).build()
     train = run_settings(rows, ())
     dataset: Any = (ContiguousDataset if objective.recurrent else PackedDataset)(
         objective, texts, batch_size=rows, seed=train.seed
@@ -730,12 +867,14 @@ def measure(work: Work, s: Settings) -> dict[str, Any]:
     peers, checked = peer_sides(work, fresh, objective, dataset, s)
     run = Measured(copy.deepcopy(fresh), objective, dataset, train, s.device)
     plain = plain_loss(run.model, objective, dataset[0])
-    own = ours(run, (), s.pool, s.device, feeds=True)
+    own = ours(run, (), s.pool, s.device, feeds=True, clock=s.clock)
     for variant in s.variants:
         other = Measured(
             copy.deepcopy(fresh), objective, dataset, run_settings(rows, variant), s.device
         )
-        own += ours(other, variant, s.pool, s.device, feeds=False)
+        own += ours(other, variant, s.pool, s.device, feeds=False, clock=s.clock)
+    for peer in peers:
+        peer.clock = s.clock
     sides = [*peers, *own]
     for side in sides:
         side.warm_up()
@@ -769,8 +908,8 @@ def measure(work: Work, s: Settings) -> dict[str, Any]:
         "loss": checked.loss,
         "grad_norm": checked.grad_norm,
         "loss_timed": [own[0].first, plain],
-        "peer_class": work.peer or "kinfolk, eager",
-        "size": s.size,
+        "peer_class": peer_name(work),
+        "size": ", ".join([size, *fields]),
         "parameters": sum(p.numel() for p in fresh.parameters()),
         "vocab": vocab,
         "rows": rows,
@@ -837,7 +976,7 @@ def peer_sides(
                 "peer, grouped by length", peer, peer, optimizer, groups_of(alike), s.device
             )
         )
-    if s.compiled and s.device.type == "cuda":
+    if s.compiled and (s.device.type == "cuda" or work.join is not None):
         forward = torch.compile(peer)
         sides.append(
             transformers_side("peer, compiled", peer, forward, optimizer, grouped, s.device)
@@ -859,16 +998,26 @@ def readings(work: Work, texts: Sequence[Text], rows: int, length: int) -> list[
     return [work.pad(texts[i : i + rows]) for i in starts]
 
 
-def shaped(work: Work, name: str, vocab: int, length: int) -> Any:
-    """Return a size with this vocabulary, rows of this length, and no dropout."""
+def peer_name(work: Work) -> str:
+    """Return the class of the peer."""
+    if isinstance(work.peer, str):
+        return work.peer
+    return "kinfolk, eager" if work.peer is None else work.peer.__name__
+
+
+def shaped(work: Work, name: str, settings: Sequence[str], vocab: int, length: int) -> Any:
+    """Return a size with these fields, this vocabulary, rows of this length, and no dropout."""
     sizes = family(work.name).sizes
     if name not in sizes:
         raise UserError(f"{work.name} has no size {name!r}: choose from {', '.join(sizes)}")
     rates = {f: 0.0 for f in vars(sizes[name]) if f.endswith("dropout")}
-    return sizes[name].with_fields(vocab_size=vocab, max_length=length, **rates)
+    config = apply_overrides(sizes[name], settings)
+    return config.with_fields(vocab_size=vocab, max_length=length, **rates)
 
 
-def measure_ceiling(device: torch.device, seconds: float) -> float:
+def measure_ceiling(
+    device: torch.device, seconds: float, clock: Clock = time.perf_counter
+) -> float:
     """Return the FLOP/s of a bare product of large matrices, in the format of training."""
     cuda = device.type == "cuda"
     size, dtype = (8192, torch.bfloat16) if cuda else (1024, torch.float32)
@@ -876,12 +1025,12 @@ def measure_ceiling(device: torch.device, seconds: float) -> float:
     out, speeds = torch.empty_like(a), list[float]()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or not speeds:
-        began = time.perf_counter()
+        began = clock()
         for _ in range(100 if cuda else 2):
             torch.mm(a, b, out=out)
         if cuda:
             torch.cuda.synchronize()
-        speeds.append(2 * size**3 * (100 if cuda else 2) / (time.perf_counter() - began))
+        speeds.append(2 * size**3 * (100 if cuda else 2) / (clock() - began))
     return statistics.median(speeds[len(speeds) // 2 :])  # after the clock has settled
 
 
@@ -928,33 +1077,61 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         help="measure a run with other training settings too; may be repeated",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--size", help="of the network; mini on the CPU, base on CUDA")
-    parser.add_argument("--vocab", type=int, help="8192 on the CPU, the published one on CUDA")
+    parser.add_argument("--size", help="of the network; base on CUDA, small ones on the CPU")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the network, such as num_layers=6; may be repeated",
+    )
+    parser.add_argument("--vocab", type=int, help="of the network; the published one by default")
     parser.add_argument("--batch", type=int, help="rows; 16 on the CPU, 32 or 64 on CUDA")
     parser.add_argument("--length", type=int, help="of a row; 128 on the CPU, 512 or 1024 on CUDA")
     parser.add_argument("--seconds", type=float, default=15, help="of measuring a workload")
     parser.add_argument("--pool", type=int, default=8, help="batches that are run through")
     parser.add_argument("--plain", action="store_true", help="do not compile the peer on CUDA")
     parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="compile peers with batches of one shape on the CPU too; needs a C++ compiler",
+    )
+    parser.add_argument(
         "--grouped", action="store_true", help="measure padded peers grouped by length too"
+    )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the time of the process: one thread of a CPU that others use too",
     )
     told = parser.parse_args(arguments)
     cuda = torch.cuda.is_available() if told.device == "auto" else told.device == "cuda"
     if cuda and not torch.cuda.is_available():
         parser.error("this machine has no CUDA device that torch can use: use --device cpu")
     device = torch.device("cuda" if cuda else "cpu")
+    clock = time.process_time if told.cpu_time else time.perf_counter
+    if told.cpu_time and (cuda or torch.get_num_threads() > 1):
+        parser.error(
+            "--cpu-time is for one thread of a CPU: use OMP_NUM_THREADS=1 and --device cpu"
+        )
+    compiler = os.environ.get("CXX", "g++")  # as torch.compile chooses
+    if told.compiled and not cuda and shutil.which(compiler) is None:
+        print(f"there is no C++ compiler {compiler}: peers are not compiled", file=sys.stderr)
+        told.compiled = False
     settings = Settings(
-        size=told.size or ("base" if cuda else "mini"),
-        vocab=told.vocab or (None if cuda else 8192),
+        size=told.size,
+        fields=told.model,
+        vocab=told.vocab,
         rows=told.batch or (None if cuda else 16),
         length=told.length or (None if cuda else 128),
         device=device,
         seconds=told.seconds,
         pool=told.pool,
-        compiled=not told.plain,
+        compiled=not told.plain if cuda else told.compiled,
         grouped=told.grouped,
         variants=[text.split(",") for text in told.variant],
-        ceiling=measure_ceiling(device, WARM_UP if cuda else min(0.5, told.seconds)),
+        ceiling=measure_ceiling(device, WARM_UP if cuda else min(0.5, told.seconds), clock),
+        clock=clock,
     )
     works: dict[str, dict[str, Any]] = {}
     failures: list[str] = []
@@ -986,7 +1163,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     }
     print(
         f"{found['device']}, {found['precision']}, torch {torch.__version__}, transformers "
-        f"{transformers.__version__}; a bare product: {settings.ceiling / 1e12:.3g} TFLOP/s"
+        f"{transformers.__version__}, {found['threads']} threads; "
+        f"a bare product: {settings.ceiling / 1e12:.3g} TFLOP/s"
     )
     print(table(works), flush=True)
     if told.json:

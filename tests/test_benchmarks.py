@@ -1,22 +1,28 @@
 """The benchmarks run, compare the same work, and end with the figures that are asked of them."""
 
+import argparse
 import gzip
 import importlib.util
 import json
 import lzma
 import random
+import re
 import runpy
+import shlex
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kinfolk.errors import UserError
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
+from kinfolk.objectives.rtd import RTD
 from support.learnable import classify
 from support.runs import text
 
@@ -91,6 +97,96 @@ def test_a_workload_and_a_variant_of_its_settings_are_in_one_table(
         *("BertForMaskedLM", "BertForMaskedLM, grouped by length"),
         *("kinfolk", "kinfolk, no feed", variant),
     ]
+
+
+def test_on_a_cpu_networks_are_the_published_ones_that_are_small_enough(
+    training: ModuleType,
+) -> None:
+    configs = {}
+    for name, (size, fields) in training.SMALL_SHAPES.items():
+        work = training.WORKS[name]()
+        configs[name] = training.shaped(work, size, fields, work.vocab, 128)
+    gpt2 = configs["gpt2"]
+    assert (gpt2.num_layers, gpt2.hidden_size, gpt2.vocab_size) == (6, 384, 50257)
+    assert configs["electra"].embedding_size == 128 and configs["electra"].num_layers == 12
+    assert configs["t5"].hidden_size == 512 and configs["t5"].dropout == 0
+
+
+def test_fields_of_a_network_are_changed_by_name(
+    training: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wider = figures(training, capsys, "--workloads", "glm", "--model", "num_layers=3")["glm"]
+    plain = figures(training, capsys, "--workloads", "glm")["glm"]
+    assert wider["size"] == "nano, num_layers=3" and plain["size"] == "nano"
+    assert wider["parameters"] > plain["parameters"]
+    with pytest.raises(UserError, match="no field 'depth'"):
+        training.main([*SMALL.split(), "--workloads", "glm", "--model", "depth=3"])
+
+
+def test_the_peer_of_electra_has_one_table_of_embeddings_and_draws_its_own_tokens(
+    training: ModuleType,
+) -> None:
+    work = training.WORKS["electra"]()
+    model = training.shaped(work, "nano", (), 128, 32).build()
+    peer = training.open_peer(work, model)
+    assert sum(p.numel() for p in peer.parameters()) == sum(p.numel() for p in model.parameters())
+    objective = RTD(special_tokens=training.SPECIALS, vocab_size=128, max_length=32)
+    texts = training.documents(500, longest=30, vocab=128)
+    dataset = training.PackedDataset(objective, texts, batch_size=2, seed=0)
+    reading = work.pad([text for row in training.rows_of_texts(dataset, 0) for text in row])
+    given = [peer(**reading.arguments, **reading.drawn)["rtd"].item() for _ in range(2)]
+    drawn = [peer(**reading.arguments)["rtd"].item() for _ in range(4)]
+    assert given[0] == given[1] and len({*drawn}) > 1
+
+
+def test_on_a_cpu_only_peers_with_batches_of_one_shape_are_compiled(
+    training: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    found = figures(training, capsys, "--workloads", "gpt2", "bert", "--compiled")
+    assert "peer, compiled" in found["gpt2"]["sides"] and found["gpt2"]["ratio_compiled"] > 0
+    assert "peer, compiled" not in found["bert"]["sides"]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    training.main([*SMALL.split(), "--workloads", "gpt2", "--compiled"])
+    said = capsys.readouterr()
+    assert "no-such-compiler" in said.err and "peer, compiled" not in said.out
+
+
+def test_time_of_the_process_leaves_out_what_others_take(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(number: int) -> torch.Tensor:
+        time.sleep(0.05)
+        return torch.zeros(())
+
+    speeds = [
+        training.Side(
+            name="waits",
+            step=waits,
+            tokens=lambda number: 1,
+            states=list,
+            device=torch.device("cpu"),
+            clock=clock,
+            pool=1,
+            filled=1.0,
+            slots_per_token=1.0,
+        ).run(4)[0]
+        for clock in (time.perf_counter, time.process_time)
+    ]
+    assert speeds[0] < 20 and speeds[1] > 3 * speeds[0]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(SystemExit):
+        training.main([*SMALL.split(), "--cpu-time"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")
+def test_memory_on_a_cpu_is_what_the_resident_set_rises_by(training: ModuleType) -> None:
+    with training.peak_resident() as peak:
+        torch.ones(2**24).sum()
+    assert 60e6 < peak[0] < 100e6  # 64 MB
+    with training.peak_resident() as peak:
+        torch.ones(2**10).sum()
+    assert peak[0] < 10e6
 
 
 def test_a_setting_that_does_not_exist_is_not_measured(training: ModuleType) -> None:
@@ -389,3 +485,88 @@ def test_prefixes_ends_with_a_line_for_each_arm(
         assert 0 <= row["tfidf"][1] <= row["tfidf"][0] <= row["tfidf"][2] <= 1
         assert row["perplexity"][0] > 1 and 0 < row["distinct-1"] <= 1
     assert lines[-1].startswith("latent")
+
+
+# Benchmarks that run without arguments and are not in `make bench`.
+NOT_IN_BENCH = {
+    "engines.py": "a part of generation.py",
+    "preparing.py": "needs text",
+}
+
+
+class ArgumentsReadError(Exception):
+    """The command line of a benchmark was read: nothing else is run."""
+
+
+@pytest.fixture
+def stops_after_arguments(training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every benchmark end when it has read its command line."""
+    read = argparse.ArgumentParser.parse_args
+
+    def stop(self: argparse.ArgumentParser, *given: Any) -> None:
+        read(self, *given)
+        raise ArgumentsReadError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setitem(sys.modules, "training", training)  # which scaling.py imports
+    monkeypatch.syspath_prepend(FILE.parent)  # for the other imports of a script
+
+
+def bench_commands() -> list[list[str]]:
+    """Return the benchmarks that `make bench` runs, each with its arguments."""
+    makefile = (FILE.parents[1] / "Makefile").read_text(encoding="utf-8")
+    commands = [shlex.split(line) for line in re.findall(r"^\t\$\(BENCH\)/(.*)$", makefile, re.M)]
+    assert [command[0] for command in commands].count("training.py") == 1
+    return commands
+
+
+@pytest.mark.parametrize("command", bench_commands(), ids=lambda command: command[0])
+def test_make_bench_runs_commands_that_their_benchmarks_accept(
+    command: list[str], stops_after_arguments: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(ArgumentsReadError):
+        runpy.run_path(str(FILE.with_name(command[0])), run_name="__main__")
+
+
+def test_make_bench_runs_every_benchmark_that_needs_no_data(
+    stops_after_arguments: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = {command[0] for command in bench_commands()}
+    for file in sorted(FILE.parent.glob("*.py")):
+        if file.name in run or file.name in NOT_IN_BENCH:
+            continue
+        monkeypatch.setattr(sys, "argv", [file.name])
+        with pytest.raises(SystemExit):  # an argument is required
+            runpy.run_path(str(file), run_name="__main__")
+        assert "required" in capsys.readouterr().err
+    assert NOT_IN_BENCH.keys() <= {file.name for file in FILE.parent.glob("*.py")}
+
+
+def test_scaling_writes_a_line_for_each_point_and_a_page(
+    training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "training", training)
+    scaling = runpy.run_path(str(FILE.with_name("scaling.py")))
+    small = (
+        "--device cpu --sizes nano tiny --lengths 16 32 --rows 1 2 --usual nano 32 2 --vocab 200"
+    )
+    scaling["main"]([*small.split(), "--seconds", "0", "-o", str(tmp_path)])
+    machine, *points = map(json.loads, (tmp_path / "scaling.jsonl").read_text().splitlines())
+    assert machine["product_flops"] > 0 and machine["copy_bytes"] > 0
+    assert [(p["sweep"], p["size"], p["length"], p["rows"]) for p in points] == [
+        *(("size", "nano", 32, 2), ("size", "tiny", 32, 2)),
+        *(("length", "nano", 16, 4), ("length", "nano", 32, 2)),
+        *(("rows", "nano", 32, 1), ("rows", "nano", 32, 2)),
+    ]
+    for point in points:
+        assert point["tokens_per_second"] > 0 and point["parameters"] > 0
+        by_product = machine["product_flops"] / point["flops_per_token"]
+        by_copy = machine["copy_bytes"] / point["bytes_per_token"]
+        assert point["bound"] == min(by_product, by_copy)
+    assert points[1]["flops_per_token"] > 1.5 * points[0]["flops_per_token"]
+    page = (tmp_path / "scaling.html").read_text(encoding="utf-8")
+    assert page.count('<figure class="chart line">') == 4
+    assert "Roofline" in page and "http-equiv" in page

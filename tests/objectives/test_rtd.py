@@ -113,6 +113,18 @@ def test_a_token_is_drawn_as_often_as_it_is_likely(special_tokens: Any) -> None:
     assert shares.count_nonzero() == 3
 
 
+@pytest.mark.parametrize("vocab", [5, 63, 64, 65, 200])
+def test_the_drawn_token_is_where_the_cumulative_distribution_reaches_the_number(
+    vocab: int,
+) -> None:
+    draws = torch.Generator().manual_seed(vocab)
+    logits = 3 * torch.randn(500, vocab, generator=draws, dtype=torch.float64)
+    numbers = torch.rand(500, generator=draws, dtype=torch.float64)
+    cumulative = logits.softmax(-1).cumsum(-1)
+    plain = torch.searchsorted(cumulative, numbers[:, None])[:, 0]
+    assert torch.equal(rtd.sample_ids(logits, numbers), plain)
+
+
 def test_the_least_and_the_greatest_random_number_draw_what_can_be_drawn() -> None:
     ends = torch.tensor([0.5 / UNIFORM_LEVELS, (UNIFORM_LEVELS - 0.5) / UNIFORM_LEVELS])
     assert rtd.sample_tokens(Writer({3: 0.4, 9: 0.6}), torch.zeros(2, 1), ends).tolist() == [3, 9]

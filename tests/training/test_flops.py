@@ -43,6 +43,17 @@ def test_attention_counts_the_same_with_and_without_a_fused_kernel(masked: bool)
     assert counts == [by_hand, by_hand]
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_the_loss_over_a_vocabulary_counts_the_same_in_chunks(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", 16 * chunk)
+    hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(16, 5, requires_grad=True)
+    labels = torch.arange(7)
+    found = flops(lambda: linear_cross_entropy(hidden, weight, None, labels, 16))
+    assert found == 3 * 2 * 7 * 5 * 16
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_an_lstm_layer_agrees_with_a_count_by_hand(bidirectional: bool) -> None:
     layer = nn.LSTM(SIZE, HIDDEN, bidirectional=bidirectional)

@@ -272,10 +272,10 @@ class Attention(TensorParallel):
     def forward(
         self, x: Tensor, attend: AttentionBackend, cache: KVCache | None = None, layer_idx: int = 0
     ) -> Tensor:
-        # One view for all three, (3, batch, heads, length, head_dim): on short texts the overhead
-        # of single operations dominates. The heads are those of this process.
-        parts = self.qkv_proj(x).view(*x.shape[:2], 3, -1, self.head_dim).permute(2, 0, 3, 1, 4)
-        query, key, value = parts.unbind()
+        # Parts of (batch, length, 3, heads, head_dim), whose gradients are written side by side and
+        # not transposed twice. The heads are those of this process.
+        parts = self.qkv_proj(x).view(*x.shape[:2], 3, -1, self.head_dim).unbind(2)
+        query, key, value = (part.transpose(1, 2) for part in parts)
         if cache is not None:
             key, value = cache.layer(layer_idx).update(key, value)
         dropout = self.dropout if self.training else 0.0

@@ -31,6 +31,7 @@ from kinfolk.nn.losses import chunk_rows
 from kinfolk.objectives.mlm import MLM, MLMScorer
 
 UNIFORM_LEVELS = 2**24  # of a random number: what float32 can tell apart between 0 and 1
+IDS_PER_GROUP = 64  # in sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +114,33 @@ class RTD(MLM):
 def sample_tokens(model: LanguageModel, hidden: Tensor, uniforms: Tensor) -> Tensor:
     """Sample a token for each hidden state by its uniform random number: (predictions,)."""
     size = chunk_rows(len(hidden), model.config.vocab_size, hidden.is_cuda)
+    if not hidden.is_cuda:
+        size = max(1, size // 4)  # what fits into a cache
     sampled = []
     for part, numbers in zip(torch.split(hidden, size), torch.split(uniforms, size), strict=True):
         logits = model.lm_logits(part).logits()
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        cumulative = logits.softmax(-1).cumsum(-1)
-        sampled.append((cumulative < numbers[:, None] * cumulative[:, -1:]).sum(-1))
+        sampled.append(sample_ids(logits, numbers))
     return torch.cat(sampled)
+
+
+def sample_ids(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the id where the cumulative distribution reaches a number from 0 to 1: (rows,).
+
+    First the group of ids is found, and then the id in it: summing up all ids one after the other
+    takes three times as long.
+    """
+    vocab_size = logits.shape[-1]
+    padded = F.pad(logits, (0, -vocab_size % IDS_PER_GROUP), value=-torch.inf)
+    masses = (padded - padded.amax(-1, keepdim=True)).exp().view(len(padded), -1, IDS_PER_GROUP)
+    groups = masses.sum(-1).cumsum(-1)
+    wanted = uniforms[:, None] * groups[:, -1:]
+    group = (groups < wanted).sum(-1, keepdim=True)
+    within = masses.gather(1, group[:, :, None].expand(-1, 1, IDS_PER_GROUP))[:, 0].cumsum(-1)
+    before = groups.gather(1, group) - within[:, -1:]
+    # Rounding may leave the sum over a group just below what is wanted.
+    place = (before + within < wanted).sum(-1).clamp(max=IDS_PER_GROUP - 1)
+    return (group[:, 0] * IDS_PER_GROUP + place).clamp(max=vocab_size - 1)
 
 
 def replace_tokens(inputs: Inputs, targets: TokenTargets, sampled: Tensor) -> tuple[Inputs, Tensor]:

@@ -33,6 +33,16 @@ def attention_backward(
     return 2 * attention(query, key, value)
 
 
+def added_product(_total: Shape, a: Shape, b: Shape, *_: Any, **__: Any) -> int:
+    """Count a product that is added to a matrix in place."""
+    return 2 * a[0] * a[1] * b[1]
+
+
+def onednn_linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """Count a linear layer, (..., size) by (rows, size)."""
+    return 2 * prod(x) * weight[0]
+
+
 def onednn_lstm(x: Shape, w_ih: Shape, w_hh: Shape, *_: Any, **__: Any) -> int:
     """Count one layer in one direction: (length, rows, size)."""
     return 2 * x[0] * x[1] * (prod(w_ih) + prod(w_hh))
@@ -59,11 +69,14 @@ FORMULAS = {
     aten._scaled_dot_product_efficient_attention_backward: attention_backward,
     aten._scaled_dot_product_flash_attention_backward: attention_backward,
     aten._scaled_dot_product_cudnn_attention_backward: attention_backward,
+    aten.addmm_: added_product,
     aten.mkldnn_rnn_layer: onednn_lstm,
     aten.mkldnn_rnn_layer_backward: onednn_lstm_backward,
     aten._cudnn_rnn: cudnn_lstm,
     aten._cudnn_rnn_backward: cudnn_lstm_backward,
 }
+if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    FORMULAS[torch.ops.mkldnn._linear_pointwise] = onednn_linear
 
 
 class NoModules(ModuleTracker):
