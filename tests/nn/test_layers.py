@@ -88,6 +88,21 @@ def test_onednn_multiplies_large_matrices_of_training_in_float32() -> None:
         assert not trains_by_onednn(x, weight)
 
 
+def test_a_torch_without_the_product_of_onednn_multiplies_by_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(*arguments: object) -> None:
+        raise AttributeError("_linear_pointwise")
+
+    layers.onednn_multiplies.cache_clear()
+    monkeypatch.setattr(layers, "_onednn", missing)
+    try:
+        assert not layers.onednn_multiplies()
+        assert Linear(512, 512)(torch.randn(256, 512)).requires_grad
+    finally:
+        layers.onednn_multiplies.cache_clear()
+
+
 @needs_onednn
 def test_frozen_weights_and_inputs_of_onednn_get_no_gradient(
     monkeypatch: pytest.MonkeyPatch,

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +14,6 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache
 
-HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from kinfolk.nn import triton_kernels
@@ -86,10 +85,22 @@ def trains_by_onednn(x: Tensor, weight: Tensor) -> bool:
         and torch.is_grad_enabled()
         and type(x) is Tensor
         and type(weight) in (Tensor, nn.Parameter)
-        and HAS_ONEDNN
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+        and onednn_multiplies()
     )
+
+
+@cache
+def onednn_multiplies() -> bool:
+    """Return whether torch has oneDNN's product, an operation of its compiler."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    x, weight = torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    try:
+        return torch.equal(_onednn(x, weight, torch.ones(2)), weight.T + 1)
+    except (AttributeError, RuntimeError):  # a version of torch that has none, or another one
+        return False
 
 
 def linear_or_matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ A product of matrices of m x k and k x n is 2 m k n operations. Products, convol
 and LSTM layers are counted; element-wise operations, softmax and normalisation are not.
 """
 
+import contextlib
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Self
@@ -75,7 +76,7 @@ FORMULAS = {
     aten._cudnn_rnn: cudnn_lstm,
     aten._cudnn_rnn_backward: cudnn_lstm_backward,
 }
-if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+with contextlib.suppress(AttributeError):  # a torch without oneDNN
     FORMULAS[torch.ops.mkldnn._linear_pointwise] = onednn_linear
 
 
