@@ -107,6 +107,46 @@ def test_pairs_of_words_and_single_words(
     assert result.notes == ()
 
 
+def in_context(folder: Path, name: str, count: int) -> Path:
+    """Write words in two sentences, whose label is whether they are the same word."""
+    lines = []
+    for number in range(count):
+        words = NOUNS[number % 3], NOUNS[(number // 3) % 3]
+        texts = f"the {words[0]} the", f"a {words[1]}"
+        record = {"sentence1": texts[0], "sentence2": texts[1], "label": words[0] == words[1]}
+        ends = {"start1": 4, "end1": 4 + len(words[0]), "start2": 2, "end2": 2 + len(words[1])}
+        lines.append(json.dumps({**record, **ends}))
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / name
+
+
+def test_rows_of_spans_of_different_forms_are_refused(
+    bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
+) -> None:
+    one = edges(tmp_path, "one.jsonl", 9, 1, single=True)
+    two, context = edges(tmp_path, "two.jsonl", 9, 1), in_context(tmp_path, "context.jsonl", 9)
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text(two.read_text(encoding="utf-8") + one.read_text(encoding="utf-8"))
+    said = "line 1 of the dev rows has two spans in one sentence, and line 1 of the train rows one"
+    with pytest.raises(UserError, match=said):
+        kinfolk.probe(bert, one, two, seeds=1)
+    with pytest.raises(UserError, match="line 10 of the train rows has one span, and line 1"):
+        kinfolk.probe(bert, mixed, two, seeds=1)
+    with pytest.raises(UserError, match="line 10 of the test rows has one span, and line 1"):
+        kinfolk.probe(bert, two, two, mixed, seeds=1)
+    with pytest.raises(UserError, match="and line 1 of the train rows two spans in two"):
+        kinfolk.probe(bert, context, two, seeds=1)
+
+
+def test_words_in_context_are_probed(bert: tuple[LanguageModel, Tokenizer], tmp_path: Path) -> None:
+    """Whether both words are the same is in the products of their vectors."""
+    files = [in_context(tmp_path, f"{n}.jsonl", 90) for n in range(3)]
+    result = kinfolk.probe(bert, *files, seeds=1)
+    assert (result.task, result.labels, result.test_rows) == ("spans", 2, 90)
+    assert result.majority is not None and result.majority < 0.7
+    assert result.scores[0].layers[0].score > 0.95
+
+
 def test_words_in_context(tmp_path: Path) -> None:
     """The format of WiC: ranges of characters in two sentences."""
     record = {

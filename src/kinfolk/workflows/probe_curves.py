@@ -45,7 +45,12 @@ from kinfolk.workflows.probes import (
     limit_words,
     random_network,
 )
-from kinfolk.workflows.span_probes import SpanProbeDataset, is_span_file, read_spans
+from kinfolk.workflows.span_probes import (
+    SpanProbeDataset,
+    check_forms,
+    is_span_file,
+    read_spans,
+)
 
 SEEDS, N_RESAMPLES = 3, 500
 SPANS = "spans"  # the value of `task` for spans of CoNLL-U files
@@ -185,7 +190,10 @@ def read_probe_rows(
         if isinstance(file, Path | str) and not Path(file).is_file():
             raise UserError(f"no such file: {file}")
     if task == SPANS or (task is None and files and is_span_file(Path(train))):
-        found = [read_spans(Path(file)) for file in (train, dev, test) if file is not None]
+        given = {"train": train, "dev": dev, "test": test}
+        spans = {name: read_spans(Path(file)) for name, file in given.items() if file is not None}
+        check_forms(spans)
+        found: list[list[Any]] = [*spans.values()]
         probed = task_class("classify").from_rows(found[0], file=str(train))
     else:
         dataset = task_dataset(train, dev, task=task, columns=columns)
