@@ -108,6 +108,18 @@ def test_transforms_raise_the_similarity_of_vectors_with_a_common_direction(
     assert "remove-components-1" in page and "untied" not in page
 
 
+def test_texts_that_are_cut_are_counted(tokenizer: Tokenizer) -> None:
+    long, model = " ".join(WORDS * 3), network("bert", tokenizer)
+    result = kinfolk.isotropy(
+        model, [*texts(8, 1), long], [*pairs(5, 2), (long, long, 0.5)], length=24, n_resamples=10
+    )
+    assert result.notes[:2] == (
+        "1 of 9 texts are longer than 24 tokens: their end was cut off",
+        "pairs: 2 of 12 texts are longer than 24 tokens: their end was cut off",
+    )
+    assert not any("cut" in note for note in kinfolk.isotropy(model, [*texts(8, 1), long]).notes)
+
+
 def test_transforms_that_cannot_be_fitted_are_left_out_with_a_note(tokenizer: Tokenizer) -> None:
     result = kinfolk.isotropy(
         network("bert", tokenizer), texts(20, 1), pairs(20, 2), n_resamples=10

@@ -107,6 +107,32 @@ def test_pairs_of_words_and_single_words(
     assert result.notes == ()
 
 
+def test_rows_that_are_cut_or_left_out_are_counted(
+    bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
+) -> None:
+    long = "the film saw a song " * 40
+    rows = [{"text": f"{a} {b}", "label": a} for a in ("the", "a") for b in NOUNS * 3]
+    result = kinfolk.probe(bert, [*rows, {"text": long, "label": "a"}], rows, seeds=1)
+    assert "1 of 37 rows are longer than 128 tokens: their end was cut off" in result.notes
+
+    spans = edges(tmp_path, "a.jsonl", 9, 1)
+    target = {"span1": [0, 1], "span2": [1, 2], "label": "NOUN"}
+    line = json.dumps({"text": long, "targets": [target]})
+    spans.write_text(spans.read_text(encoding="utf-8") + line + "\n", encoding="utf-8")
+    result = kinfolk.probe(bert, spans, edges(tmp_path, "b.jsonl", 9, 2), seeds=1)
+    assert result.train_rows == 9
+    assert (
+        "1 of 19 rows of spans are left out: their sentences are longer than 128 tokens"
+        in result.notes
+    )
+
+    sentences = tagged(tmp_path, "a.txt", 5, 1)
+    many = "\n".join(f"{word}\t{TAGS[word]}" for word in long.split())
+    sentences.write_text(sentences.read_text(encoding="utf-8") + "\n" + many + "\n")
+    result = kinfolk.probe(bert, sentences, tagged(tmp_path, "b.txt", 5, 2), seeds=1)
+    assert "1 of 11 rows are longer than 128 tokens: they were read in parts" in result.notes
+
+
 def in_context(folder: Path, name: str, count: int) -> Path:
     """Write words in two sentences, whose label is whether they are the same word."""
     lines = []

@@ -56,16 +56,31 @@ class EmbeddedTexts:
         """Return what a user should know about the texts."""
         notes, count = [], f"{len(self.vectors):,}"
         if self.truncated:
-            notes.append(
-                f"{self.truncated:,} of {count} texts are longer than {max_length} tokens: their "
-                "end was cut off (--strict refuses them)"
-            )
+            cut = truncation_note(self.truncated, len(self.vectors), max_length)
+            notes.append(f"{cut} (--strict refuses them)")
         if self.empty:
             notes.append(
                 f"{self.empty:,} of {count} texts are empty: their vectors are those of special "
                 "tokens"
             )
         return notes
+
+
+def truncation_note(truncated: int, texts: int, max_length: int) -> str:
+    """Return the sentence about texts that were longer than the context."""
+    return (
+        f"{truncated:,} of {texts:,} texts are longer than {max_length} tokens: their end was cut "
+        "off"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LayerVectors:
+    """The vectors of every layer, and how many texts were cut."""
+
+    texts: list[Vectors]  # (texts, size) of each layer
+    tokens: list[Vectors]  # of some tokens
+    truncated: int  # texts that were longer than the context
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,12 +240,13 @@ class Embedder:
     @torch.no_grad()
     def layer_vectors(
         self, texts: Sequence[str], *, max_tokens: int = 0, seed: int = 0
-    ) -> tuple[list[Vectors], list[Vectors]]:
+    ) -> LayerVectors:
         """Return the vectors of texts from every layer, and those of some of their tokens.
 
         At most `max_tokens` tokens are drawn, the same ones of every layer.
         """
-        examples = [self.example(text)[0] for text in texts]
+        encoded = [self.example(text) for text in texts]
+        examples = [example for example, _ in encoded]
         rng = sequential(seed)
         share = min(1.0, max_tokens / max(1, sum(len(e.read_positions) for e in examples)))
         pooled: list[Vectors] = []
@@ -244,7 +260,8 @@ class Embedder:
                     tokens.append([])
                 pooled[n][group] = self.pool(states, owners, len(group)).cpu().numpy()
                 tokens[n].append(states.index_select(0, drawn.to(self.device)).cpu().numpy())
-        return pooled, [np.concatenate(parts) for parts in tokens]
+        truncated = sum(bool(tokens) for _, tokens in encoded)
+        return LayerVectors(pooled, [np.concatenate(parts) for parts in tokens], truncated)
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """Return the mean of the chosen layers: (rows, length, size)."""

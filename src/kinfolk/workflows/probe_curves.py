@@ -173,7 +173,7 @@ def probe(
         mix_weights=tuple(mixed.mix_weights),
         mix_center=center_of_gravity(mixed.mix_weights),
         majority=majority(dataset),
-        notes=rows.notes,
+        notes=(*rows.notes, *dataset.notes),
     )
 
 

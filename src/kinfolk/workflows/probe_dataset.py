@@ -69,6 +69,7 @@ class ProbeDataset:
     instances: tuple[list[Instance], ...]
     targets: tuple[Tensor, ...]  # of each text or word
     control: tuple[Tensor, ...] | None  # random tags of word types
+    notes: tuple[str, ...] = ()  # what was cut
 
     @classmethod
     def open(
@@ -93,6 +94,10 @@ class ProbeDataset:
         metrics = task.metrics([task.reference(row) for row in splits[-1]])
         device = next(network.parameters()).device
         control = control_tags(task, splits, seed) if task.output == "tags" else None
+        encoded = [
+            [formulation.instances(row, tokenizer, labelled=False) for row in rows]
+            for rows in splits
+        ]
         return cls(
             task,
             next(metric for metric in metrics if metric.name == task.main_metric),
@@ -100,12 +105,10 @@ class ProbeDataset:
             pooling,
             penalties,
             splits,
-            tuple(
-                [i for row in rows for i in formulation.instances(row, tokenizer, labelled=False)]
-                for rows in splits
-            ),
+            tuple([instance for group in groups for instance in group] for groups in encoded),
             tuple(item_targets(task, rows).to(device) for rows in splits),
             control and tuple(tags.to(device) for tags in control),
+            tuple(length_notes([each for groups in encoded for each in groups], length)),
         )
 
     def probe(self, network: LanguageModel, *, pretrained: bool) -> LayerProbes:
@@ -210,6 +213,19 @@ class ProbeDataset:
             memorized = (control(test).argmax(1) == self.control[-1]).double().mean()
             selectivity.append(float(hits - memorized))
         return tuple(selectivity)
+
+
+def length_notes(rows: Sequence[Sequence[Instance]], length: int) -> list[str]:
+    """Return sentences about rows that are longer than a number of tokens, if there are any."""
+    counts = {
+        "their end was cut off": sum(any(i.truncated_tokens for i in row) for row in rows),
+        "they were read in parts": sum(len(row) > 1 for row in rows),
+    }
+    return [
+        f"{count:,} of {len(rows):,} rows are longer than {length} tokens: {done}"
+        for done, count in counts.items()
+        if count
+    ]
 
 
 def item_targets(task: Task, rows: Sequence[Any]) -> Tensor:

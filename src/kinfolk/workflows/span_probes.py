@@ -216,7 +216,16 @@ class SpanProbeDataset(ProbeDataset):
             tuple(instances for _, instances in encoded),
             tuple(item_targets(task, rows).to(device) for rows in kept),
             None,
+            cls.fit_notes(sum(map(len, splits)), sum(map(len, kept)), formulation.max_length),
         )
+
+    @staticmethod
+    def fit_notes(rows: int, kept: int, length: int) -> tuple[str, ...]:
+        """Return a sentence about the rows of spans that do not fit, if there are any."""
+        if rows == kept:
+            return ()
+        left_out = f"{rows - kept:,} of {rows:,} rows of spans"
+        return (f"{left_out} are left out: their sentences are longer than {length} tokens",)
 
     @classmethod
     def encode(
