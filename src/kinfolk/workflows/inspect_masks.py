@@ -138,18 +138,20 @@ def mask_view(name: str, hint: str, queries: str, keys: str, mask: MaskArray) ->
     )
 
 
-def dense_views(names: Sequence[str], length: int) -> dict[str, MaskArray]:
-    """Return what each view of cross-view training reads of a text: (query, key)."""
-    positions = np.arange(length)
+def dense_views(names: Sequence[str], lengths: Sequence[int]) -> dict[str, MaskArray]:
+    """Return what each view of cross-view training reads of packed documents: (query, key)."""
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    same = documents[:, None] == documents[None, :]
+    positions = np.arange(len(documents))
     later = positions[None, :] - positions[:, None]  # how much later a key is than its query
     masks = {
-        "full": np.ones((length, length), np.bool_),
+        "full": same,
         "forward": later <= 0,
         "backward": later >= 0,
         "future": later < 0,
         "past": later > 0,
     }
-    return {name: masks[name] for name in names}
+    return {name: masks[name] & same for name in names}
 
 
 def meta_network(config: ModelConfig) -> LanguageModel:

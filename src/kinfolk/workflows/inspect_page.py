@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from kinfolk.errors import UserError
 from kinfolk.families import family, index
 from kinfolk.families.base import Family
@@ -223,7 +225,8 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
     """Return the views of cross-view training, which has no objective without labels."""
     if not issubclass(subject.family.model, ViewedStates):
         return None
-    ids = text.ids.tolist()
+    ids, starts = text.ids.tolist(), text.encoded.starts.tolist()
+    lengths = np.diff(starts).tolist()
     none = [None] * len(ids)
     stream = StreamView(
         name="input",
@@ -234,7 +237,8 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
         labels=none,
         label_ids=none,
         label_sources=none,
-        integers={"position_ids": range(len(ids))},
+        integers={"position_ids": [place for length in lengths for place in range(length)]},
+        starts=starts[1:-1],
     )
     return ObjectiveView(
         family=subject.name,
@@ -251,7 +255,7 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
                 "input",
                 mask,
             )
-            for view, mask in dense_views((FULL, *VIEWS["tokens"]), len(ids)).items()
+            for view, mask in dense_views((FULL, *VIEWS["tokens"]), lengths).items()
         ],
         notes=["Labels come with the task: kinfolk finetune --formulation cross_view."],
     )
