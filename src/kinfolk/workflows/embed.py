@@ -99,13 +99,18 @@ class Embedder:
         cls,
         model: Path | str | tuple[LanguageModel, Tokenizer],
         *,
-        pooling: str = "mean",
-        layers: str | Sequence[int] = "last",
+        pooling: str | None = None,
+        layers: str | Sequence[int] | None = None,
         length: int | None = None,
         tokenizer: Path | str | None = None,
         device: str = "auto",
+        transform: VectorTransforms | None = None,
     ) -> "Embedder":
-        """Load a network; refuse families without hidden states, and what it has not."""
+        """Load a network; refuse families without hidden states, and what it has not.
+
+        Pooling and layers are by default those of a transform, which is refused for another model;
+        without one, the mean of the last layer.
+        """
         network, loaded = model if isinstance(model, tuple) else load(model, tokenizer)
         network = network.pretrained
         family = family_of(network)
@@ -118,6 +123,9 @@ class Embedder:
                 f"{family.name} is not pretrained, and its network has no hidden states for a text "
                 "alone: embed with another family"
             )
+        if transform is not None:
+            transform.check_family(family.name)
+        pooling = pooling or (transform.pooling if transform else "mean")
         chosen = next((known for known in POOLINGS if known == pooling), None)
         if chosen is None:
             raise UserError(f"unknown --pooling {pooling!r}: choose one of {', '.join(POOLINGS)}")
@@ -131,7 +139,14 @@ class Embedder:
         network = network.to(select_device(device)).eval()
         embedder = cls(network, loaded, formulation, chosen, (), ())
         sizes = tuple(layer.shape[-1] for layer in embedder.all_layers(SHORT_TEXT))
-        return replace(embedder, layers=parse_layers(layers, sizes), sizes=sizes)
+        if transform is not None:
+            transform.check_layers(sizes)
+        layers = layers or (transform.layers if transform else "last")
+        embedder = replace(embedder, layers=parse_layers(layers, sizes), sizes=sizes)
+        if transform is not None:
+            transform.check(embedder.pooling, embedder.layers)
+            transform.check_model(embedder.reference)
+        return embedder
 
     @property
     def size(self) -> int:
@@ -360,15 +375,8 @@ def embed(
     if saved is not None and spec.names:
         raise UserError("transform applies a saved transform: leave out the others")
     embedder = Embedder.open(
-        model,
-        pooling=pooling or (saved.pooling if saved else "mean"),
-        layers=layers or (saved.layers if saved else "last"),
-        length=length,
-        device=device,
+        model, pooling=pooling, layers=layers, length=length, device=device, transform=saved
     )
-    if saved is not None:
-        saved.check(embedder.pooling, embedder.layers)
-        saved.check_model(embedder.reference)
     vectors = embedder.embed(texts, strict=strict).vectors
     if saved is not None:
         return saved(vectors)
