@@ -87,6 +87,12 @@ def test_the_views_of_cross_view_training_read_parts_of_the_text() -> None:
     assert masks["backward"][1].tolist() == [False, True, True, True]
 
 
+def test_the_other_document_of_bert_has_no_unknown_words() -> None:
+    for seed in range(4):
+        for view in inspect_page(TEXT.partition("\n\n")[0], ["bert/nano"], seed=seed).objectives:
+            assert not [token for one in view.streams for token in one.tokens if "UNK" in token]
+
+
 def test_no_view_of_cross_view_training_reads_another_document() -> None:
     (view,) = inspect_page("the cat sat\n\nit slept", ["cvt/nano"]).objectives
     (stream,) = view.streams

@@ -25,7 +25,7 @@ from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspect_costs import network_costs
-from kinfolk.workflows.inspect_draws import InspectedText
+from kinfolk.workflows.inspect_draws import OTHER_DOCUMENT, InspectedText
 from kinfolk.workflows.inspect_masks import dense_views, mask_view
 from kinfolk.workflows.inspect_model_view import CharacterSpan, model_view
 from kinfolk.workflows.inspect_objectives import inspect_objective
@@ -76,7 +76,9 @@ def inspect_page(
     documents = split_documents_of(text)
     if not documents:
         raise UserError("the text is empty: give some words")
-    shared = load_tokenizer(tokenizer) if tokenizer else words_of([*documents, target or ""])
+    # BERT's second texts may be of the document that is added to a single one.
+    added = OTHER_DOCUMENT if len(documents) == 1 else ""
+    shared = load_tokenizer(tokenizer) if tokenizer else words_of([*documents, target or "", added])
     check_size(documents, shared)
     chosen = list(dict.fromkeys(names or inspected_families()))
     titles = model_names([name for name in names if Path(name).exists()])
