@@ -110,7 +110,7 @@ def test_examples_are_those_that_training_makes(family: Family, name: str) -> No
         own = draw.objective.example(chunks[i], generator(3, Stream.EXAMPLE, 0, i))
         assert np.array_equal(own.input_ids, example.input_ids)
         assert own.labels is not None and np.array_equal(own.labels, example.labels)
-    stream = view.streams[-1]
+    stream = view.streams[0 if name == "rtd" else -1]  # of a pair, the generator
     shown = [(0, i, label) for i, label in enumerate(stream.label_ids) if label is not None]
     assert shown == sorted(predicted(draw.batches[0]))
 
@@ -131,6 +131,36 @@ def test_sources_lead_back_to_the_text(family: Family, name: str) -> None:
                 assert draw.ids[source] == id
     masks = ("mlm", "nsp", "sop", "unilm", "full_sentences", "rtd", "spans", "blanks")
     assert (replaced > 0) == (name in masks)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_discriminator_reads_and_labels_what_training_replaces(trained: bool) -> None:
+    family, name = next(pair for pair in PAIRS if pair[1] == "rtd")
+    model = network(family).train()
+    text = InspectedText(DOCUMENTS, TOKENIZER)
+    given = (family, name, model.config, text, 3)
+    view, draw = inspect_objective(*given, model if trained else None)
+    again, _ = inspect_objective(*given, model if trained else None)
+    assert view.streams == again.streams and model.training
+    generator, discriminator = view.streams
+    differ = [
+        new != (label if label is not None else old)
+        for old, label, new in zip(
+            generator.input_ids, generator.label_ids, discriminator.input_ids, strict=True
+        )
+    ]
+    assert discriminator.label_ids == [int(one) for one in differ] and any(differ)
+    assert [label == "replaced" for label in discriminator.labels] == differ
+    assert [change == "replaced" for change in discriminator.changes] == differ
+    assert "[MASK]" in generator.tokens and "[MASK]" not in discriminator.tokens
+    assert (len(view.notes) == 2) is trained
+    if trained:  # as the objective itself samples and labels them
+        (batch,) = draw.batches
+        model.eval()
+        with torch.no_grad():
+            hidden = batch.targets.tokens.gather(model.forward_lm(batch.inputs).hidden)
+            _, replaced = draw.objective.replaced_logits(model, batch, hidden)
+        assert replaced[0, : len(differ)].tolist() == differ
 
 
 @EVERY

@@ -14,6 +14,7 @@ from kinfolk.families.transformer_xl import TransformerXLConfig
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.objectives.bilm import BiLM
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.objectives.rtd import RTD
 from kinfolk.reports.inspect_view import MaskArray, MaskView
 from kinfolk.workflows.inspect_draws import Draw
 
@@ -50,6 +51,13 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
         return [mask_view("context", hint, "input", "input", context)]
     if inputs.target_positions is not None:
         return two_streams(draw, own, hint)
+    if isinstance(draw.objective, RTD):
+        return [
+            mask_view("attention", hint, "generator", "generator", dense(own)),
+            mask_view(
+                "attention of the discriminator", hint, "discriminator", "discriminator", dense(own)
+            ),
+        ]
     name = "state" if recurrent else "attention"
     if isinstance(config, TransformerXLConfig):
         own_mask = dense(own, window=config.attention_window)

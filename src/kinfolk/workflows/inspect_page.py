@@ -213,7 +213,9 @@ def objective_views(
             views.append(replace(found, spans=spans))
     for name in subject.family.objectives:
         try:
-            view, _ = inspect_objective(subject.family, name, subject.config, text, seed)
+            view, _ = inspect_objective(
+                subject.family, name, subject.config, text, seed, subject.model
+            )
         except UserError as error:
             reasons.append(f"{subject.name}, {name}: {error}")
             continue
