@@ -76,6 +76,15 @@ def test_tags_are_read_from_the_embeddings_and_control_tags_memorized(
     assert result.control[0].layers[0].score > 0.9
     assert abs(result.selectivity[0].layers[0].score) < 0.1
     assert len(result.mix_weights) == 3 and sum(result.mix_weights) == pytest.approx(1, abs=1e-5)
+    # The mix has what each layer has: both probes, the control task, and random weights.
+    assert [mix.name for mix in result.mixes] == names
+    for mix in result.mixes[:2]:
+        assert mix.score.score > 0.9 and mix.score.low <= mix.score.score <= mix.score.high
+        assert mix.control is not None and mix.selectivity is not None
+        accuracy = mix.control.score + mix.selectivity.score
+        assert accuracy == pytest.approx(mix.score.score)
+        assert abs(mix.selectivity.score) < 0.1  # memorized, as on each layer
+    assert result.mix == result.mixes[0].score and result.mixes[2].control is None
     assert result.notes[0].startswith("no --test: 20 dev rows choose penalties")
     page = render(probe_page(result))
     assert page.count('<figure class="chart') == 4
@@ -210,10 +219,25 @@ def test_an_mlp_probe_learns_what_a_linear_one_cannot() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 2, generator=generator)
     y = (x[:, 0] * x[:, 1] > 0).long()
-    probe = fit_mlp_probe(x[:400], y[:400], x[400:500], y[400:500], outputs=2)
+    probe = fit_mlp_probe([x[:400]], y[:400], [x[400:500]], y[400:500], outputs=2)
     assert float((probe([x[500:]]).argmax(1) == y[500:]).float().mean()) > 0.85
-    again = fit_mlp_probe(x[:400], y[:400], x[400:500], y[400:500], outputs=2)
+    again = fit_mlp_probe([x[:400]], y[:400], [x[400:500]], y[400:500], outputs=2)
     assert torch.equal(probe([x]), again([x]))
+
+
+def test_an_mlp_probe_gives_the_weight_of_a_mix_to_the_layer_that_knows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(2, 600, 2, generator=generator)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    layers = [noise, x]
+
+    def split(part: slice) -> list[torch.Tensor]:
+        return [layer[part] for layer in layers]
+
+    train, dev, test = slice(400), slice(400, 500), slice(500, 600)
+    probe = fit_mlp_probe(split(train), y[train], split(dev), y[dev], outputs=2)
+    assert probe.mix_weights[1] > 0.7 and sum(probe.mix_weights) == pytest.approx(1)
+    assert float((probe(split(test)).argmax(1) == y[test]).float().mean()) > 0.8
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Vectors of texts and words from every frozen layer, and the linear probes that read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from kinfolk.families import family_of
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.linear_probe import LinearProbe, fit_probe
+from kinfolk.nn.mlp_probe import MLPProbe
 from kinfolk.rng import sequential
 from kinfolk.tasks.formulations.base import Formulation, Instance, TaskTargets, segment_mean
 from kinfolk.tasks.formulations.choose import build_formulation
@@ -22,7 +23,7 @@ from kinfolk.tasks.instances import length_buckets
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 
-FittedProbe = Callable[[Sequence[Tensor]], Tensor]  # layers to the scores of items
+FittedProbe = LinearProbe | MLPProbe
 TextPooling = Literal["mean", "max", "first", "last"]
 MAX_TOKENS = 128  # of a text; the same for all families
 TOKENS_PER_BATCH = 4096
