@@ -205,6 +205,26 @@ def grid_of(stream: str, layer: int, model: Any, masks: dict[str, np.ndarray]) -
     return {"query": "query stream", **names}.get(stream, own)
 
 
+@pytest.mark.parametrize(("family", "name"), [p for p in PAIRS if p[1] == "unilm"])
+def test_seeds_draw_every_mask_of_unilm(family: Family, name: str) -> None:
+    """Every grid is the mask of its batch, and its pattern one of the four."""
+    found = set()
+    for seed in range(16):
+        view, draw = inspected(family, name, seed)
+        (batch,), (row,) = draw.batches, draw.rows
+        length = len(view.streams[0].tokens)
+        own = batch.inputs.attention_mask.dense()[0, :length, :length].numpy()
+        assert np.array_equal(view.masks[0].mask, own)
+        first = len(row[0].input_ids)
+        own, types = own[:first, :first], np.asarray(row[0].token_type_ids)
+        places = np.arange(first)
+        past = places[None, :] <= places[:, None]
+        across = (types[None, :] == 0) | ((types[:, None] == 1) & past)
+        patterns = {"both": past | True, "right": past, "left": past.T, "across": across}
+        found |= {pattern for pattern, mask in patterns.items() if np.array_equal(own, mask)}
+    assert found == {"both", "right", "left", "across"}
+
+
 def test_a_seed_changes_what_is_drawn_and_nothing_else() -> None:
     family, name = next(pair for pair in PAIRS if pair[1] == "mlm")
     one, again, other = (inspected(family, name, seed)[0].streams[0] for seed in (1, 1, 2))
