@@ -364,9 +364,13 @@ def uneven_vectors() -> str:
     values = isotropy_page.IsotropyPage(
         title=f"Isotropy of {LONG}",
         layers=[*layers],
-        measures={"mean cosine": curves, "IsoScore": curves, "uniformity": curves},
+        measures={"mean cosine": curves, "IsoScore": curves, "uniformity": curves}
+        | {"alignment": [("similar texts", [0.3 - 0.02 * n for n in layers])]},
         similarity=[(0.5 + 0.05 * n, 0.45 + 0.05 * n, 0.54 + 0.05 * n) for n in layers],
-        spectra=[(f"layer {n}", [0.5 / 2**k for k in range(32)]) for n in layers],
+        spectra={
+            kind: [(f"layer {n}", [0.5 / 2**k for k in range(32)]) for n in layers]
+            for kind in ("tokens", "texts")
+        },
         transforms=[
             (
                 name,

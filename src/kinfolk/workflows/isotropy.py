@@ -354,13 +354,17 @@ def isotropy_page(result: IsotropyResult) -> IsotropyPage:
                 ("tokens", [layer.tokens.uniformity for layer in result.layers]),
                 ("texts", [layer.texts.uniformity for layer in result.layers]),
             ],
+            **alignment_curves(result),
         },
         similarity=[
             (layer.spearman.score, layer.spearman.low, layer.spearman.high)
             for layer in result.layers
             if layer.spearman is not None
         ],
-        spectra=[(f"layer {layer.layer}", list(layer.texts.spectrum)) for layer in result.layers],
+        spectra={
+            "tokens": [(f"layer {n.layer}", list(n.tokens.spectrum)) for n in result.layers],
+            "texts": [(f"layer {n.layer}", list(n.texts.spectrum)) for n in result.layers],
+        },
         transforms=[
             (
                 each.name,
@@ -391,6 +395,12 @@ def isotropy_page(result: IsotropyResult) -> IsotropyPage:
         ],
         notes=result.notes,
     )
+
+
+def alignment_curves(result: IsotropyResult) -> dict[str, list[tuple[str, list[float]]]]:
+    """Return the alignment of similar pairs by layer, where there are pairs."""
+    values = [layer.alignment for layer in result.layers if layer.alignment is not None]
+    return {"alignment": [("similar texts", values)]} if values else {}
 
 
 TIED = {
