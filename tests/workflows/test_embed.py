@@ -182,7 +182,7 @@ def test_what_cannot_be_embedded_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="ngram models have no hidden states"):
         kinfolk.embed((family("ngram").config("tiny").build(), tokenizer), TEXTS)
     for name in ("bilstm", "cvt"):
-        with pytest.raises(UserError, match=f"{name} is not pretrained"):
+        with pytest.raises(UserError, match=f"{name} has no pretraining objective, and a fine"):
             kinfolk.embed((family(name).config("tiny").build(), tokenizer), TEXTS)
     with pytest.raises(UserError, match=r"gpt2 reads no \[CLS\] token"):
         kinfolk.embed(network("gpt2", tokenizer), TEXTS, pooling="cls")

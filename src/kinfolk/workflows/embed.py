@@ -120,8 +120,8 @@ class Embedder:
             )
         if not family.objectives:
             raise UserError(
-                f"{family.name} is not pretrained, and its network has no hidden states for a text "
-                "alone: embed with another family"
+                f"{family.name} has no pretraining objective, and a fine-tuned one knows the "
+                "labels of its task alone: embed with a pretrained family, such as bert"
             )
         if transform is not None:
             transform.check_family(family.name)
