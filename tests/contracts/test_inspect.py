@@ -175,7 +175,8 @@ def test_layers_attend_exactly_where_the_grid_is_filled(family: Family, name: st
     for batch, row in zip(draw.batches, draw.rows, strict=True):
         inputs = replace(batch.inputs, memory=memory)
         with torch.no_grad(), record_layers_and_attention(model) as recording:
-            output = model(inputs)
+            alone = draw.objective.encoder_alone and model.decoder_modules
+            output = model.forward_lm(inputs) if alone else model(inputs)
         for stream, layers in recording.attention.items():
             for number, probabilities in enumerate(layers):
                 seen = (probabilities[0] > 0).all(0).numpy()

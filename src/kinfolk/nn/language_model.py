@@ -211,6 +211,10 @@ class LanguageModel(nn.Module):
     ] = ()  # modules that only predict tokens, which a folder may lack
     # Modules with random weights, because the folder that the network was loaded from lacks them.
     random_modules: tuple[str, ...] = ()
+    # Modules that an objective of the encoder alone leaves as they are; none of other networks.
+    decoder_modules: tuple[str, ...] = ()
+    # Modules whose weights are still random, because its pretraining left them as they were.
+    untrained_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
     top_modules: tuple[str, ...] = ()  # of the top layer besides a head: a tied output layer
@@ -282,7 +286,10 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def forward_lm(self, inputs: Inputs) -> Output:
-        """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""
+        """Run the network that predicts tokens: itself, its generator (ELECTRA), or its encoder.
+
+        The Transformer's encoder predicts masked tokens where the inputs are a text alone.
+        """
         return self(inputs)
 
     def forward_bilm(

@@ -51,6 +51,8 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
         return [mask_view("context", hint, "input", "input", context)]
     if inputs.target_positions is not None:
         return two_streams(draw, own, hint)
+    if draw.objective.encoder_alone and network.decoder_modules:
+        return [mask_view("encoder", hint, "encoder", "encoder", dense(own))]
     if isinstance(draw.objective, RTD):
         return [
             mask_view("attention", hint, "generator", "generator", dense(own)),

@@ -45,7 +45,8 @@ def inspect_objective(
     """
     draw = draw_examples(family.objective(name), text, seed)
     check_context(family.name, config, draw)
-    streams = stream_views(draw, text.tokenizer)
+    alone = draw.objective.encoder_alone and bool(config.network.decoder_modules)
+    streams = stream_views(draw, text.tokenizer, encoder_alone=alone)
     generator = model if model is None or not missing_lm_head(model) else None
     if isinstance(draw.objective, RTD):
         streams.append(discriminator_stream(draw, text.tokenizer, streams[0], generator))
@@ -77,8 +78,13 @@ def described(objective: type[Objective]) -> str:
     return (sys.modules[objective.__module__].__doc__ or "").strip().partition("\n")[0]
 
 
-def stream_views(draw: Draw, tokenizer: Tokenizer) -> list[StreamView]:
-    """Return the streams that the parts of a network read."""
+def stream_views(
+    draw: Draw, tokenizer: Tokenizer, *, encoder_alone: bool = False
+) -> list[StreamView]:
+    """Return the streams that the parts of a network read.
+
+    `encoder_alone`: of an encoder-decoder, whose encoder predicts masked tokens.
+    """
     pairs = [
         pair
         for rows in zip(draw.rows, draw.marked, strict=True)
@@ -90,7 +96,7 @@ def stream_views(draw: Draw, tokenizer: Tokenizer) -> list[StreamView]:
         return [token_stream(draw, tokenizer, name, found) for name, found in both]
     if pairs[0][0].encoder_input_ids is None:
         name = "generator" if isinstance(draw.objective, RTD) else "input"
-        return [token_stream(draw, tokenizer, name, pairs)]
+        return [token_stream(draw, tokenizer, "encoder" if encoder_alone else name, pairs)]
     return [encoder_stream(draw, tokenizer), token_stream(draw, tokenizer, "decoder", pairs)]
 
 

@@ -20,6 +20,7 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
 from kinfolk.text.vectors import read_vectors, vector_size
 from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
+from kinfolk.workflows.recipe import untrained_modules_of
 
 
 def load(
@@ -34,7 +35,10 @@ def load(
     """
     if isinstance(tokenizer, Path | str):
         tokenizer = load_tokenizer(tokenizer)
-    return hub.load(find_model_folder(path), tokenizer)
+    folder = find_model_folder(path)
+    model, found = hub.load(folder, tokenizer)
+    model.untrained_modules = untrained_modules_of(folder)
+    return model, found
 
 
 def load_with_vectors(
@@ -81,12 +85,24 @@ def require_ability(model: Any, ability: str) -> Any:
         raise UserError(
             f"{family.name} models do not support {ability} (families that do: {', '.join(others)})"
         )
+    if ability in ("generate", "prefixes", "fill"):
+        check_trained(model)
     if ability in ("generate", "prefixes", "fill") and model.pretrained is not model:
         raise UserError(
             f"the model was fine-tuned: its task head predicts labels, so it cannot {ability}; use "
             "kinfolk predict, or the pretrained model"
         )
     return model
+
+
+def check_trained(model: LanguageModel) -> None:
+    """Refuse to generate with a network whose decoder was not trained."""
+    if model.untrained_modules:
+        raise UserError(
+            f"the {' and '.join(model.untrained_modules)} of the model was not trained, only its "
+            "encoder: continue it on pairs first, kinfolk pretrain RUN --objective pairs --pair "
+            "SOURCE TARGET"
+        )
 
 
 def exportable(model: LanguageModel) -> LanguageModel:
