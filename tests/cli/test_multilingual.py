@@ -17,8 +17,9 @@ from kinfolk.data.datasets import MixtureDataset
 from kinfolk.data.parallel_text import pair_lengths
 from kinfolk.generation import generate as generation
 from kinfolk.generation.prompts import EncodedPrompt
+from kinfolk.workflows.load import untrained_modules_of
 from kinfolk.workflows.pretrain import PretrainWorkload, initial_model
-from kinfolk.workflows.recipe import Recipe, untrained_modules_of
+from kinfolk.workflows.recipe import Recipe
 from support.runs import Kinfolk, tree
 
 # Word n of each language is the translation of word n of the others.

@@ -156,12 +156,6 @@ class Transformer(EncoderDecoder):
         x = self.decoder(self.embed(inputs), self.attention_fn(inputs), inputs, encoder_states)
         return Output(x, inputs.cache)
 
-    def forward_lm(self, inputs: Inputs) -> Output:
-        """Run the network, or the encoder alone on inputs without `encoder_inputs` (masked LM)."""
-        if inputs.encoder_inputs is None:
-            return Output(self.encode(inputs))
-        return self(inputs)
-
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token."""
         return self.token_embeddings.lm_logits(hidden, self.lm_bias)

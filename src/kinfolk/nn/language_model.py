@@ -286,10 +286,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def forward_lm(self, inputs: Inputs) -> Output:
-        """Run the network that predicts tokens: itself, its generator (ELECTRA), or its encoder.
-
-        The Transformer's encoder predicts masked tokens where the inputs are a text alone.
-        """
+        """Run the network that predicts tokens: itself, its generator (ELECTRA), or its encoder."""
         return self(inputs)
 
     def forward_bilm(
@@ -350,6 +347,12 @@ class EncoderDecoder(LanguageModel):
     def encode(self, encoder_inputs: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, hidden_size)."""
         raise NotImplementedError
+
+    def forward_lm(self, inputs: Inputs) -> Output:
+        """Run the network; of a text alone the encoder, where it may be trained by itself."""
+        if inputs.encoder_inputs is None and self.decoder_modules:
+            return Output(self.encode(inputs))
+        return self(inputs)
 
     def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
         """Return the input of the encoder's first layer and the output of each of its layers."""

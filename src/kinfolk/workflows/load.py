@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kinfolk import hub
 from kinfolk.batch import Inputs
+from kinfolk.config import read_json, read_type
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.families.ngram import NGram
@@ -20,7 +21,6 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
 from kinfolk.text.vectors import read_vectors, vector_size
 from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
-from kinfolk.workflows.recipe import untrained_modules_of
 
 
 def load(
@@ -39,6 +39,20 @@ def load(
     model, found = hub.load(folder, tokenizer)
     model.untrained_modules = untrained_modules_of(folder)
     return model, found
+
+
+def untrained_modules_of(folder: Path) -> tuple[str, ...]:
+    """Return the modules of a pretrained model folder whose weights are still random."""
+    path = folder / "kinfolk.json"
+    if not path.is_file() or read_type(path) != "pretrain":
+        return ()
+    recipe: Any = read_json(path)
+    if not recipe.objective.encoder_alone:
+        return ()
+    if recipe.init_from and not untrained_modules_of(Path(recipe.init_from)):
+        return ()
+    modules: tuple[str, ...] = recipe.model.network.decoder_modules
+    return modules
 
 
 def load_with_vectors(

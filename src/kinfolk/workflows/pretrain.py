@@ -38,13 +38,9 @@ from kinfolk.workflows.baselines import Baselines, score_mixture
 from kinfolk.workflows.counting import CountingStep
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder, exclusive_run
+from kinfolk.workflows.load import untrained_modules_of
 from kinfolk.workflows.prefix_recipe import PrefixRecipe
-from kinfolk.workflows.recipe import (
-    Recipe,
-    check_resumed_recipe,
-    shared_tokenizer,
-    untrained_modules_of,
-)
+from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokenizer
 from kinfolk.workflows.report import recipe_baselines, write_report
 from kinfolk.workflows.run_samples import text_samples
 

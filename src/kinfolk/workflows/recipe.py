@@ -448,17 +448,6 @@ def recipe_of(folder: Path) -> Recipe | None:
     return recipe if isinstance(recipe, Recipe) else None
 
 
-def untrained_modules_of(folder: Path) -> tuple[str, ...]:
-    """Return the modules of a pretrained model folder whose weights are still random."""
-    recipe = recipe_of(folder)
-    if recipe is None or not recipe.objective.encoder_alone:
-        return ()
-    if recipe.init_from and not untrained_modules_of(Path(recipe.init_from)):
-        return ()
-    modules: tuple[str, ...] = recipe.model.network.decoder_modules
-    return modules
-
-
 def continue_from(
     folder: Path | str,
     corpus: CorpusSource,
