@@ -6,11 +6,12 @@ python benchmarks/zero_shot.py --data DATA --out runs/zero-shot --device cuda --
 
 A Transformer learns English-German (Multi30k, WMT) and English-Chinese (Tatoeba), in both
 directions, with a tag for the target language (Johnson et al. 2017). One model starts from random
-weights, one from span corruption (masked spans) of text in the three languages: a BERT encoder has
-other layers than the Transformer's and cannot start it. A third has sentences without some of their
-words and the whole sentences as more pairs, en-en, de-de and zh-zh (after Siddhant et al. 2020):
-where every German source becomes English, a model need not read the tag. All have one
-tokenizer and as many steps on pairs.
+weights; one from an encoder that predicted masked tokens of text in the three languages, with a
+decoder that starts from random values (a multilingual masked-LM encoder); one from span corruption
+of the same text, where both are trained. "Denoising" adds sentences without some of their words and
+the whole sentences as more pairs, en-en, de-de and zh-zh (after Siddhant et al. 2020): where every
+German source becomes English, a model need not read the tag. All have one tokenizer and as many
+steps on pairs.
 
 German-Chinese and Chinese-German of FLORES and of the questions of XQuAD are translated directly
 and through English, beside copied sources and beside outputs that belong to other sentences, which
@@ -34,7 +35,13 @@ from typing import Any
 LANGUAGES = {"en": "English", "de": "German", "zh": "Chinese"}
 FLORES = {"en": "eng_Latn", "de": "deu_Latn", "zh": "zho_Hans"}
 TRAINED, ZERO_SHOT = ("en-de", "de-en", "en-zh", "zh-en"), ("de-zh", "zh-de")
-VARIANTS = ("pairs alone", "spans, then pairs", "pairs and denoising")
+STARTS = {"masked LM": "mlm", "spans": "spans"}  # objectives of the text before the pairs
+VARIANTS = (
+    "pairs alone",
+    *(f"{start}, then pairs" for start in STARTS),
+    "pairs and denoising",
+    *(f"{start}, then pairs and denoising" for start in STARTS),
+)
 RESAMPLES, DEV_ROWS, LENGTH = 200, 200, 128
 ARTICLE_LINES = 30_000  # of each Wikipedia
 NOISE = 0.3  # share of words that are left out
@@ -184,16 +191,20 @@ def train(seed: int, said: argparse.Namespace) -> Iterator[tuple[str, Path]]:
         LanguagePair(x, x, ParallelText(work / f"noise-{x}.txt", work / f"whole-{x}.txt"))
         for x in LANGUAGES
     )
-    for variant in said.variants.split("; "):
+    chosen_variants = said.variants.split("; ")
+    if unknown := [variant for variant in chosen_variants if variant not in VARIANTS]:
+        raise SystemExit(f"no variant {unknown[0]!r}: choose from {'; '.join(VARIANTS)}")
+    for variant in chosen_variants:
         run, start = work / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}", name
         begun = time.perf_counter()
-        if variant == "spans, then pairs":
-            start = str(work / f"spans-{seed}")
+        objective = STARTS.get(variant.partition(", then ")[0])
+        if objective is not None:
+            start = str(work / f"{objective}-{seed}")
             if not Path(start).exists():
                 corpora = [work / f"text-{x}" for x in LANGUAGES]
                 chosen = settings(said.pretrain_steps)
                 recipe = kinfolk.recipe(
-                    name, corpora, objective="spans", length=LENGTH, settings=chosen
+                    name, corpora, objective=objective, length=LENGTH, settings=chosen
                 )
                 pretrain(recipe, start)
         if not run.exists():
@@ -267,7 +278,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
     for row in rows:
         scores = [
-            "{:.1f} ({:.1f} to {:.1f})".format(
+            "{:.2f} ({:.2f} to {:.2f})".format(
                 *(mean(cells[*row, metric], key) for key in ("score", "low", "high"))
             )
             for metric in ("BLEU", "chrF")
@@ -277,6 +288,24 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(written)
 
 
+def not_above_copies(lines: list[dict[str, Any]]) -> list[str]:
+    """Say where zero-shot translation scores no higher than copied sources do."""
+    scores: dict[tuple[str, ...], list[float]] = {}
+    for line in lines:
+        place = (line["test"], line["direction"], line["variant"], line["metric"])
+        scores.setdefault((*place, line["way"]), []).append(line["score"])
+    means = {place: sum(values) / len(values) for place, values in scores.items()}
+    found = [
+        f"{test} {direction}, {variant}: {metric} {means[*place, 'direct']:.2f} against "
+        f"{means[*place, 'copied sources']:.2f}"
+        for *place, way in means
+        if way == "direct" and place[1] in ZERO_SHOT
+        for test, direction, variant, metric in [place]
+        if means[*place, "copied sources"] >= means[*place, "direct"]
+    ]
+    return [f"- not above copied sources: {sentence}" for sentence in found]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the datasets")
@@ -284,7 +313,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--steps", type=int, default=1200, help="on pairs")
-    parser.add_argument("--pretrain-steps", type=int, default=600, help="of span corruption")
+    parser.add_argument(
+        "--pretrain-steps", type=int, default=600, help="of masked LM and of span corruption"
+    )
     parser.add_argument("--batch", type=int, default=16, help=f"rows of {LENGTH} tokens")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--warmup", type=int, default=400, help="steps, at most a quarter of all")
@@ -304,7 +335,7 @@ def main() -> None:
                 for found in score(seed, variant, run, tests, said.device):
                     lines.append(asdict(found))
                     file.write(json.dumps(asdict(found)) + "\n")
-    print(table(lines))
+    print(table(lines), "", *not_above_copies(lines), sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from support.pages import CUT_OFF, EVIL
+from kinfolk.reports.inspect_page import render, shown_sources
+from kinfolk.reports.inspect_view import ObjectiveView
+from kinfolk.workflows.inspect_page import inspect_page, inspected_families
+from support.pages import CUT_OFF, EVIL, INSPECTED, PAGES
 
 Open = Callable[..., Any]
+# The places of every stream of every card that are active, and those that they attend to.
+MARKED = """() => [...document.querySelectorAll(".objective")].map((card) =>
+  [...card.querySelectorAll(".stream")].map((stream) => {
+    const tokens = [...stream.querySelectorAll(".tok")];
+    const places = (name) => tokens.flatMap((token, n) => (token.classList.contains(name) ? [n] : []));
+    return [places("active"), places("seen")];
+  }))"""  # noqa: E501
 DEVICES = pytest.mark.parametrize(
     ("device", "theme"), [("desktop", "light"), ("phone", "dark")], ids=["desktop", "phone"]
 )
@@ -42,6 +53,43 @@ def test_a_token_shows_what_it_attends_to_in_every_family(
     assert tab.locator(".objective .tok.active").count() == 0
 
 
+def expected(view: ObjectiveView, token: int) -> dict[str, tuple[list[int], list[int]]]:
+    """Return the places of a token of the text in every stream, and those that they attend to."""
+    places = {
+        stream.name: [n for n, source in enumerate(shown_sources(stream)) if source == token]
+        for stream in view.streams
+    }
+    seen: dict[str, set[int]] = {stream.name: set() for stream in view.streams}
+    for mask in view.masks:
+        for place, row in zip(mask.query_positions, mask.mask, strict=True):
+            if place in places[mask.queries]:
+                seen[mask.keys] |= set(np.flatnonzero(row).tolist())
+    return {name: (places[name], sorted(seen[name])) for name in places}
+
+
+@DEVICES
+def test_every_card_of_every_family_shows_what_its_masks_hold(
+    device: str, theme: str, open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = inspect_page(INSPECTED)
+    families = {view.family.partition("/")[0] for view in page.objectives}
+    assert families == set(inspected_families())
+    monkeypatch.setitem(PAGES, "every family", lambda: render(page))
+    tab = open_page("every family", device, theme)
+    numbers = {token: n for n, (token, _) in enumerate(page.tokens)}
+    marked = 0
+    for token in ("fox", "follows"):
+        tab.locator(".text-strip .tok", has_text=token).click()
+        shown = tab.evaluate(MARKED)
+        for view, streams in zip(page.objectives, shown, strict=True):
+            want = expected(view, numbers[token])
+            assert streams == [list(want[stream.name]) for stream in view.streams], view.family
+            marked += any(places for places, _ in want.values())
+        tab.locator(".text-strip .tok", has_text=token).click()
+    assert marked > len(page.objectives)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 @DEVICES
 def test_heads_can_be_chosen(device: str, theme: str, open_page: Open) -> None:
     tab = open_page("inspect", device, theme)
@@ -64,22 +112,32 @@ def painted(canvas: Any) -> str:
     return str(canvas.evaluate("node => node.toDataURL()"))
 
 
-def test_grids_have_the_colors_of_the_theme_and_a_row_is_marked(open_page: Open) -> None:
-    tab = open_page("inspect")
+@DEVICES
+def test_grids_have_the_colors_of_the_theme_and_a_row_is_marked(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
     canvas = card(tab, "gpt2/nano", "clm").locator("canvas").first
-    light = painted(canvas)
+    first = painted(canvas)
     tab.locator(".theme").click()
-    dark = painted(canvas)
-    assert dark != light
+    other = painted(canvas)
+    assert other != first
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
-    tab.mouse.move(box["x"] + 5, box["y"] + box["height"] / 2)
-    assert painted(canvas) != dark
+    x, y = box["x"] + 5, box["y"] + box["height"] / 2
+    tab.touchscreen.tap(x, y) if device == "phone" else tab.mouse.move(x, y)
+    assert painted(canvas) != other
     assert tab.locator(".text-strip .tok.active").count() == 1
+    if device == "phone":  # the mark of a finger stays until it taps elsewhere
+        tab.locator("h1").tap()
+    else:
+        tab.mouse.move(0, 0)
+    assert tab.locator(".text-strip .tok.active, .objective .tok.active").count() == 0
 
 
-def test_a_family_can_be_hidden_or_shown_alone(open_page: Open) -> None:
-    tab = open_page("inspect")
+@DEVICES
+def test_a_family_can_be_hidden_or_shown_alone(device: str, theme: str, open_page: Open) -> None:
+    tab = open_page("inspect", device, theme)
     every = tab.locator(".objective:visible").count()
     chip = tab.locator(".chip[data-family='bert/nano']")
     chip.click()
@@ -103,8 +161,9 @@ def test_costs_open_and_nothing_is_cut_off(device: str, theme: str, open_page: O
     assert tab.evaluate(CUT_OFF) == []
 
 
-def test_grids_are_text_too(open_page: Open) -> None:
-    tab = open_page("inspect")
+@DEVICES
+def test_grids_are_text_too(device: str, theme: str, open_page: Open) -> None:
+    tab = open_page("inspect", device, theme)
     gpt2 = card(tab, "gpt2/nano", "clm")
     gpt2.locator("details.data summary").first.click()
     rows = gpt2.locator("pre").first.inner_text().splitlines()
@@ -119,8 +178,9 @@ def test_names_are_text(open_page: Open) -> None:
     assert tab.locator("img").count() == 0
 
 
-def test_the_keyboard_reaches_the_tokens(open_page: Open) -> None:
-    tab = open_page("inspect")
+@DEVICES
+def test_the_keyboard_reaches_the_tokens(device: str, theme: str, open_page: Open) -> None:
+    tab = open_page("inspect", device, theme)
     tab.locator(".text-strip .tok").nth(2).focus()
     assert texts(tab.locator(".text-strip .tok.active")) == ["fox"]
     tab.keyboard.press("Tab")

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 import torch
 
 import kinfolk as package
+from kinfolk import hub
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import MixtureDataset
 from kinfolk.data.parallel_text import pair_lengths
 from kinfolk.generation import generate as generation
 from kinfolk.generation.prompts import EncodedPrompt
-from kinfolk.workflows.pretrain import PretrainWorkload
+from kinfolk.workflows.load import untrained_modules_of
+from kinfolk.workflows.pretrain import PretrainWorkload, initial_model
 from kinfolk.workflows.recipe import Recipe
 from support.runs import Kinfolk, tree
 
@@ -297,6 +300,47 @@ def test_pairs_continue_from_a_model_whose_tokenizer_has_the_tags(
     recipe = Recipe.read(out / "recipe.json")
     assert recipe.init_from and recipe.directions == DIRECTIONS
     assert recipe.model.vocab_size == 383
+
+
+def test_pairs_continue_from_an_encoder_that_predicted_masked_tokens(
+    texts: Path, kinfolk: Kinfolk, tmp_path: Path
+) -> None:
+    """The encoder is the trained one, the decoder starts from random values, and that is said."""
+    files = [texts / "en-de.en", texts / "en-de.de", texts / "en-zh.zh"]
+    tokenizer, corpus, masked = (tmp_path / name for name in ("tok", "corpus", "masked"))
+    few = (*FEW[:8], "train.save_every=4")
+    for words in (
+        ("tokenizer", "train", *files, "--vocab-size", 380, "--languages", "de,en,zh"),
+        ("prepare", *files, "--tokenizer", tokenizer),
+        ("pretrain", "transformer/nano", "--objective", "mlm", "--corpus", corpus, *few),
+    ):
+        out = {"tokenizer": tokenizer, "prepare": corpus}.get(words[0], masked)
+        said = kinfolk(*words, "-o", out)
+        assert said.code == 0, said.err
+    trained = hub.load_model(masked / "checkpoints" / "last").state_dict()
+    before = hub.load_model(masked / "checkpoints" / "step-00000004").state_dict()
+    moved = {name for name in before if not torch.equal(before[name], trained[name])}
+    assert moved and all(name.startswith(("encoder.", "token_embeddings.")) for name in moved)
+    for words in (("translate", masked, files[1], "--to", "en"), ("fill", masked, "A [MASK].")):
+        assert "the decoder of the model was not trained" in kinfolk(*words).sentence
+
+    out, pairs = tmp_path / "run", named(texts)[:4]
+    said = kinfolk("pretrain", masked, "--objective", "pairs", *pairs, "-o", out, *few)
+    assert said.code == 0, said.err
+    words = " ".join(said.err.split())
+    assert "was trained without its decoder: it starts from random values" in words
+    recipe = Recipe.read(out / "recipe.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = initial_model(recipe).state_dict()
+    assert all(torch.equal(start[name], trained[name]) for name in start)
+    assert kinfolk("translate", out, files[1], "--to", "en").code == 0
+
+    again = tmp_path / "again"  # the decoder was trained in between
+    said = kinfolk("pretrain", out, "--objective", "mlm", "--corpus", corpus, "-o", again, *few)
+    assert said.code == 0 and "random values" not in said.err
+    assert untrained_modules_of(masked / "checkpoints" / "last") == ("decoder",)
+    assert untrained_modules_of(again / "checkpoints" / "last") == ()
 
 
 # {en-de} is a pair of files that are in order.

@@ -110,7 +110,7 @@ def test_examples_are_those_that_training_makes(family: Family, name: str) -> No
         own = draw.objective.example(chunks[i], generator(3, Stream.EXAMPLE, 0, i))
         assert np.array_equal(own.input_ids, example.input_ids)
         assert own.labels is not None and np.array_equal(own.labels, example.labels)
-    stream = view.streams[-1]
+    stream = view.streams[0 if name == "rtd" else -1]  # of a pair, the generator
     shown = [(0, i, label) for i, label in enumerate(stream.label_ids) if label is not None]
     assert shown == sorted(predicted(draw.batches[0]))
 
@@ -133,6 +133,36 @@ def test_sources_lead_back_to_the_text(family: Family, name: str) -> None:
     assert (replaced > 0) == (name in masks)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_discriminator_reads_and_labels_what_training_replaces(trained: bool) -> None:
+    family, name = next(pair for pair in PAIRS if pair[1] == "rtd")
+    model = network(family).train()
+    text = InspectedText(DOCUMENTS, TOKENIZER)
+    given = (family, name, model.config, text, 3)
+    view, draw = inspect_objective(*given, model if trained else None)
+    again, _ = inspect_objective(*given, model if trained else None)
+    assert view.streams == again.streams and model.training
+    generator, discriminator = view.streams
+    differ = [
+        new != (label if label is not None else old)
+        for old, label, new in zip(
+            generator.input_ids, generator.label_ids, discriminator.input_ids, strict=True
+        )
+    ]
+    assert discriminator.label_ids == [int(one) for one in differ] and any(differ)
+    assert [label == "replaced" for label in discriminator.labels] == differ
+    assert [change == "replaced" for change in discriminator.changes] == differ
+    assert "[MASK]" in generator.tokens and "[MASK]" not in discriminator.tokens
+    assert (len(view.notes) == 2) is trained
+    if trained:  # as the objective itself samples and labels them
+        (batch,) = draw.batches
+        model.eval()
+        with torch.no_grad():
+            hidden = batch.targets.tokens.gather(model.forward_lm(batch.inputs).hidden)
+            _, replaced = draw.objective.replaced_logits(model, batch, hidden)
+        assert replaced[0, : len(differ)].tolist() == differ
+
+
 @EVERY
 def test_layers_attend_exactly_where_the_grid_is_filled(family: Family, name: str) -> None:
     model = network(family)
@@ -145,7 +175,8 @@ def test_layers_attend_exactly_where_the_grid_is_filled(family: Family, name: st
     for batch, row in zip(draw.batches, draw.rows, strict=True):
         inputs = replace(batch.inputs, memory=memory)
         with torch.no_grad(), record_layers_and_attention(model) as recording:
-            output = model(inputs)
+            alone = draw.objective.encoder_alone and model.decoder_modules
+            output = model.forward_lm(inputs) if alone else model(inputs)
         for stream, layers in recording.attention.items():
             for number, probabilities in enumerate(layers):
                 seen = (probabilities[0] > 0).all(0).numpy()
@@ -173,6 +204,26 @@ def grid_of(stream: str, layer: int, model: Any, masks: dict[str, np.ndarray]) -
         return "banded layers"
     own = "content stream" if model.decoding == "two-stream" else "attention"
     return {"query": "query stream", **names}.get(stream, own)
+
+
+@pytest.mark.parametrize(("family", "name"), [p for p in PAIRS if p[1] == "unilm"])
+def test_seeds_draw_every_mask_of_unilm(family: Family, name: str) -> None:
+    """Every grid is the mask of its batch, and its pattern one of the four."""
+    found = set()
+    for seed in range(16):
+        view, draw = inspected(family, name, seed)
+        (batch,), (row,) = draw.batches, draw.rows
+        length = len(view.streams[0].tokens)
+        own = batch.inputs.attention_mask.dense()[0, :length, :length].numpy()
+        assert np.array_equal(view.masks[0].mask, own)
+        first = len(row[0].input_ids)
+        own, types = own[:first, :first], np.asarray(row[0].token_type_ids)
+        places = np.arange(first)
+        past = places[None, :] <= places[:, None]
+        across = (types[None, :] == 0) | ((types[:, None] == 1) & past)
+        patterns = {"both": past | True, "right": past, "left": past.T, "across": across}
+        found |= {pattern for pattern, mask in patterns.items() if np.array_equal(own, mask)}
+    assert found == {"both", "right", "left", "across"}
 
 
 def test_a_seed_changes_what_is_drawn_and_nothing_else() -> None:

@@ -54,6 +54,29 @@ def test_points_double_until_a_steep_function_is_complete() -> None:
     assert fine.error <= 0.01 and fine.steps > 5
 
 
+def test_the_error_of_small_values_is_relative_to_their_difference() -> None:
+    """A probability of 1e-8 is as complete, after as many points, as one near 1."""
+
+    def steep(x: Tensor) -> Tensor:
+        return torch.sigmoid(400 * (x.sum(-1) - 1.0))
+
+    def small(x: Tensor) -> Tensor:
+        return 1e-8 * steep(x)
+
+    coarse = integrated_gradients(small, X, steps=5, max_steps=5)
+    assert coarse.error == pytest.approx(integrated_gradients(steep, X, steps=5, max_steps=5).error)
+    fine = integrated_gradients(small, X, steps=5)
+    assert fine.steps == integrated_gradients(steep, X, steps=5).steps > 5
+    assert abs(fine.total - fine.difference) <= 0.01 * abs(fine.difference)
+
+
+def test_a_function_that_stays_the_same_is_complete() -> None:
+    def constant(x: Tensor) -> Tensor:
+        return 0.25 + 0 * x.sum(-1)
+
+    assert integrated_gradients(constant, X).error == 0
+
+
 def test_rows_at_a_time_change_nothing() -> None:
     alone = integrated_gradients(network, X, max_rows=1)
     together = integrated_gradients(network, X, max_rows=64)

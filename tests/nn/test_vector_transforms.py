@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.nn.flow import Flow
+from kinfolk.nn.flow import Flow, train_couplings
 from kinfolk.nn.vector_transforms import ComponentRemoval, Standardization, Whitening
 from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
 
@@ -75,6 +76,24 @@ def test_the_flow_inverts_and_raises_the_held_out_likelihood() -> None:
     gaussian = torch.distributions.MultivariateNormal(new.mean(0), torch.cov(new.T))
     gain = float(flow.log_likelihood(new).mean() - gaussian.log_prob(new).mean())
     assert gain > 0.5  # against the Gaussian that knows the held-out vectors
+    assert flow.heldout[1] > flow.heldout[0]
+
+
+def test_the_likelihood_that_is_reported_is_of_vectors_that_chose_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, read = curved(400, 0), []
+
+    def watched(flow: Flow, train: torch.Tensor, dev: torch.Tensor, *settings: Any) -> None:
+        read.extend([flow.whitening.inverse(train), flow.whitening.inverse(dev)])
+        train_couplings(flow, train, dev, *settings)
+
+    monkeypatch.setattr("kinfolk.nn.flow.train_couplings", watched)
+    flow = Flow.fit(x, max_epochs=3)
+    used = torch.cat(read).double()
+    apart = x[torch.cdist(x, used).min(1).values > 1e-4]
+    assert [len(read[0]), len(read[1]), len(apart)] == [360, 20, 20]
+    assert float(flow.log_likelihood(apart).mean()) == pytest.approx(float(flow.heldout[1]))
     assert flow.heldout[1] > flow.heldout[0]
 
 

@@ -364,9 +364,13 @@ def uneven_vectors() -> str:
     values = isotropy_page.IsotropyPage(
         title=f"Isotropy of {LONG}",
         layers=[*layers],
-        measures={"mean cosine": curves, "IsoScore": curves, "uniformity": curves},
+        measures={"mean cosine": curves, "IsoScore": curves, "uniformity": curves}
+        | {"alignment": [("similar texts", [0.3 - 0.02 * n for n in layers])]},
         similarity=[(0.5 + 0.05 * n, 0.45 + 0.05 * n, 0.54 + 0.05 * n) for n in layers],
-        spectra=[(f"layer {n}", [0.5 / 2**k for k in range(32)]) for n in layers],
+        spectra={
+            kind: [(f"layer {n}", [0.5 / 2**k for k in range(32)]) for n in layers]
+            for kind in ("tokens", "texts")
+        },
         transforms=[
             (
                 name,
@@ -401,7 +405,13 @@ def probed_layers() -> str:
         ],
         control=[(name, points(0.6, 0.7)) for name in names],
         selectivity=[(name, points(0.1, 0.2)) for name in names],
-        mix=(0.91, 0.9, 0.92),
+        mixes=[
+            *(
+                (name, [(0.91, 0.9, 0.92)] * 2 + [(0.6, 0.58, 0.62), (0.31, 0.3, 0.32)])
+                for name in names
+            ),
+            ("linear, random weights", [(0.66, 0.64, 0.68), None, None, None]),
+        ],
         mix_weights=[1 / 13] * 13,
         mix_center=6.0,
         majority=0.18,

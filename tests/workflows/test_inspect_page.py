@@ -80,11 +80,26 @@ def test_the_views_of_cross_view_training_read_parts_of_the_text() -> None:
     assert [mask.name for mask in view.masks] == [
         f"{name} view" for name in ("full", "forward", "backward", "future", "past")
     ]
-    masks = dense_views(("forward", "future", "past", "backward"), 4)
+    masks = dense_views(("forward", "future", "past", "backward"), [4])
     assert masks["forward"][1].tolist() == [True, True, False, False]
     assert masks["future"][1].tolist() == [True, False, False, False]
     assert masks["past"][1].tolist() == [False, False, True, True]
     assert masks["backward"][1].tolist() == [False, True, True, True]
+
+
+def test_the_other_document_of_bert_has_no_unknown_words() -> None:
+    for seed in range(4):
+        for view in inspect_page(TEXT.partition("\n\n")[0], ["bert/nano"], seed=seed).objectives:
+            assert not [token for one in view.streams for token in one.tokens if "UNK" in token]
+
+
+def test_no_view_of_cross_view_training_reads_another_document() -> None:
+    (view,) = inspect_page("the cat sat\n\nit slept", ["cvt/nano"]).objectives
+    (stream,) = view.streams
+    assert stream.integers["position_ids"] == [0, 1, 2, 0, 1] and stream.starts == [3]
+    for mask in view.masks:
+        assert not mask.mask[:3, 3:].any() and not mask.mask[3:, :3].any()
+    assert view.masks[0].mask.sum() == 9 + 4
 
 
 def test_without_names_every_family_but_the_baseline_is_on_the_page() -> None:

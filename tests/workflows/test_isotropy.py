@@ -104,8 +104,29 @@ def test_transforms_raise_the_similarity_of_vectors_with_a_common_direction(
         assert found[name].isotropy.iso_score > found["none"].isotropy.iso_score
     assert result.layers[0].spearman == found["none"].spearman
     page = render(isotropy_page(result))
-    assert page.count('<figure class="chart') == 6
+    assert page.count('<figure class="chart') == 8
+    shown = isotropy_page(result)
+    assert [*shown.measures] == ["mean cosine", "IsoScore", "uniformity", "alignment"]
+    ((_, aligned),) = shown.measures["alignment"]
+    assert aligned == [layer.alignment for layer in result.layers]
+    for n, layer in enumerate(result.layers):
+        assert shown.spectra["tokens"][n] == (f"layer {n}", [*layer.tokens.spectrum])
+        assert shown.spectra["texts"][n] == (f"layer {n}", [*layer.texts.spectrum])
+    plain = isotropy_page(kinfolk.isotropy((model, tokenizer), texts(20, 1)))
+    assert "alignment" not in plain.measures  # there are no pairs
     assert "remove-components-1" in page and "untied" not in page
+
+
+def test_texts_that_are_cut_are_counted(tokenizer: Tokenizer) -> None:
+    long, model = " ".join(WORDS * 3), network("bert", tokenizer)
+    result = kinfolk.isotropy(
+        model, [*texts(8, 1), long], [*pairs(5, 2), (long, long, 0.5)], length=24, n_resamples=10
+    )
+    assert result.notes[:2] == (
+        "1 of 9 texts are longer than 24 tokens: their end was cut off",
+        "pairs: 2 of 12 texts are longer than 24 tokens: their end was cut off",
+    )
+    assert not any("cut" in note for note in kinfolk.isotropy(model, [*texts(8, 1), long]).notes)
 
 
 def test_transforms_that_cannot_be_fitted_are_left_out_with_a_note(tokenizer: Tokenizer) -> None:

@@ -74,6 +74,22 @@ def test_every_transformer_has_complete_attributions_and_is_left_as_it_was(
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_attributions_of_a_very_small_probability_are_complete(
+    name: str, bytes_tokenizer: Tokenizer
+) -> None:
+    model = network(name, bytes_tokenizer)
+    with torch.no_grad():
+        for _, part in feed_forwards(model):
+            part.down_proj.weight *= 20  # neurons matter
+    passes = NeuronPasses(model, bytes_tokenizer)
+    found = passes.attribute(FRANCE[0], "New York", steps=2)
+    assert found.probability < 1e-4
+    assert max(found.steps) > 2
+    for total, difference in zip(found.totals, found.differences, strict=True):
+        assert abs(total - difference) <= 0.01 * abs(difference)
+
+
 @pytest.mark.parametrize(
     ("name", "stacks"),
     [

@@ -76,6 +76,15 @@ def test_tags_are_read_from_the_embeddings_and_control_tags_memorized(
     assert result.control[0].layers[0].score > 0.9
     assert abs(result.selectivity[0].layers[0].score) < 0.1
     assert len(result.mix_weights) == 3 and sum(result.mix_weights) == pytest.approx(1, abs=1e-5)
+    # The mix has what each layer has: both probes, the control task, and random weights.
+    assert [mix.name for mix in result.mixes] == names
+    for mix in result.mixes[:2]:
+        assert mix.score.score > 0.9 and mix.score.low <= mix.score.score <= mix.score.high
+        assert mix.control is not None and mix.selectivity is not None
+        accuracy = mix.control.score + mix.selectivity.score
+        assert accuracy == pytest.approx(mix.score.score)
+        assert abs(mix.selectivity.score) < 0.1  # memorized, as on each layer
+    assert result.mix == result.mixes[0].score and result.mixes[2].control is None
     assert result.notes[0].startswith("no --test: 20 dev rows choose penalties")
     page = render(probe_page(result))
     assert page.count('<figure class="chart') == 4
@@ -85,12 +94,18 @@ def test_a_control_task_of_unseen_words_is_selective(
     bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
 ) -> None:
     """Words of test rows are not in training: their kind can be told, their random tag cannot."""
+    words = {"train": (*NOUNS, *VERBS), "dev": [a + b for a in NOUNS for b in VERBS]}
+    # The first word of a text is what the control task has a random label for.
     rows = {
-        "train": [{"text": f"{a} {b}", "label": a} for a in ("the", "a") for b in NOUNS * 8],
-        "dev": [{"text": f"{a} {b}", "label": a} for a in ("the", "a") for b in VERBS * 8],
+        split: [{"text": f"{b} {a}", "label": a} for a in ("the", "a") for b in found * 4]
+        for split, found in words.items()
     }
-    result = kinfolk.probe(bert, rows["train"], rows["dev"], seeds=1)
-    assert result.task == "classify" and result.scores[0].layers[0].score > 0.95
+    result = kinfolk.probe(bert, rows["train"], rows["dev"], seeds=5)
+    assert result.task == "classify"
+    for n, layer in enumerate(result.selectivity[0].layers):
+        assert result.scores[0].layers[n].score > 0.95
+        assert 0.2 < layer.low <= layer.score < 0.8
+        assert result.control[0].layers[n].score == pytest.approx(0.5, abs=0.3)
 
 
 @pytest.mark.parametrize("single", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -105,6 +120,72 @@ def test_pairs_of_words_and_single_words(
     # read, which two words of different kinds may share at the start of a text.
     assert result.scores[0].layers[0].score > (0.8 if single else 0.95)
     assert result.notes == ()
+
+
+def test_rows_that_are_cut_or_left_out_are_counted(
+    bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
+) -> None:
+    long = "the film saw a song " * 40
+    rows = [{"text": f"{a} {b}", "label": a} for a in ("the", "a") for b in NOUNS * 3]
+    result = kinfolk.probe(bert, [*rows, {"text": long, "label": "a"}], rows, seeds=1)
+    assert "1 of 37 rows are longer than 128 tokens: their end was cut off" in result.notes
+
+    spans = edges(tmp_path, "a.jsonl", 9, 1)
+    target = {"span1": [0, 1], "span2": [1, 2], "label": "NOUN"}
+    line = json.dumps({"text": long, "targets": [target]})
+    spans.write_text(spans.read_text(encoding="utf-8") + line + "\n", encoding="utf-8")
+    result = kinfolk.probe(bert, spans, edges(tmp_path, "b.jsonl", 9, 2), seeds=1)
+    assert result.train_rows == 9
+    assert (
+        "1 of 19 rows of spans are left out: their sentences are longer than 128 tokens"
+        in result.notes
+    )
+
+    sentences = tagged(tmp_path, "a.txt", 5, 1)
+    many = "\n".join(f"{word}\t{TAGS[word]}" for word in long.split())
+    sentences.write_text(sentences.read_text(encoding="utf-8") + "\n" + many + "\n")
+    result = kinfolk.probe(bert, sentences, tagged(tmp_path, "b.txt", 5, 2), seeds=1)
+    assert "1 of 11 rows are longer than 128 tokens: they were read in parts" in result.notes
+
+
+def in_context(folder: Path, name: str, count: int) -> Path:
+    """Write words in two sentences, whose label is whether they are the same word."""
+    lines = []
+    for number in range(count):
+        words = NOUNS[number % 3], NOUNS[(number // 3) % 3]
+        texts = f"the {words[0]} the", f"a {words[1]}"
+        record = {"sentence1": texts[0], "sentence2": texts[1], "label": words[0] == words[1]}
+        ends = {"start1": 4, "end1": 4 + len(words[0]), "start2": 2, "end2": 2 + len(words[1])}
+        lines.append(json.dumps({**record, **ends}))
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / name
+
+
+def test_rows_of_spans_of_different_forms_are_refused(
+    bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
+) -> None:
+    one = edges(tmp_path, "one.jsonl", 9, 1, single=True)
+    two, context = edges(tmp_path, "two.jsonl", 9, 1), in_context(tmp_path, "context.jsonl", 9)
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text(two.read_text(encoding="utf-8") + one.read_text(encoding="utf-8"))
+    said = "line 1 of the dev rows has two spans in one sentence, and line 1 of the train rows one"
+    with pytest.raises(UserError, match=said):
+        kinfolk.probe(bert, one, two, seeds=1)
+    with pytest.raises(UserError, match="line 10 of the train rows has one span, and line 1"):
+        kinfolk.probe(bert, mixed, two, seeds=1)
+    with pytest.raises(UserError, match="line 10 of the test rows has one span, and line 1"):
+        kinfolk.probe(bert, two, two, mixed, seeds=1)
+    with pytest.raises(UserError, match="and line 1 of the train rows two spans in two"):
+        kinfolk.probe(bert, context, two, seeds=1)
+
+
+def test_words_in_context_are_probed(bert: tuple[LanguageModel, Tokenizer], tmp_path: Path) -> None:
+    """Whether both words are the same is in the products of their vectors."""
+    files = [in_context(tmp_path, f"{n}.jsonl", 90) for n in range(3)]
+    result = kinfolk.probe(bert, *files, seeds=1)
+    assert (result.task, result.labels, result.test_rows) == ("spans", 2, 90)
+    assert result.majority is not None and result.majority < 0.7
+    assert result.scores[0].layers[0].score > 0.95
 
 
 def test_words_in_context(tmp_path: Path) -> None:
@@ -144,10 +225,25 @@ def test_an_mlp_probe_learns_what_a_linear_one_cannot() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 2, generator=generator)
     y = (x[:, 0] * x[:, 1] > 0).long()
-    probe = fit_mlp_probe(x[:400], y[:400], x[400:500], y[400:500], outputs=2)
+    probe = fit_mlp_probe([x[:400]], y[:400], [x[400:500]], y[400:500], outputs=2)
     assert float((probe([x[500:]]).argmax(1) == y[500:]).float().mean()) > 0.85
-    again = fit_mlp_probe(x[:400], y[:400], x[400:500], y[400:500], outputs=2)
+    again = fit_mlp_probe([x[:400]], y[:400], [x[400:500]], y[400:500], outputs=2)
     assert torch.equal(probe([x]), again([x]))
+
+
+def test_an_mlp_probe_gives_the_weight_of_a_mix_to_the_layer_that_knows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(2, 600, 2, generator=generator)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    layers = [noise, x]
+
+    def split(part: slice) -> list[torch.Tensor]:
+        return [layer[part] for layer in layers]
+
+    train, dev, test = slice(400), slice(400, 500), slice(500, 600)
+    probe = fit_mlp_probe(split(train), y[train], split(dev), y[dev], outputs=2)
+    assert probe.mix_weights[1] > 0.7 and sum(probe.mix_weights) == pytest.approx(1)
+    assert float((probe(split(test)).argmax(1) == y[test]).float().mean()) > 0.8
 
 
 @pytest.mark.parametrize(

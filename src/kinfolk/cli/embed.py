@@ -124,16 +124,13 @@ def embed(
             check_new_folder(place, ADVICE if is_saved_transform(place) else OTHER_FOLDER)
     embedder = Embedder.open(
         model,
-        pooling=pooling or (saved.pooling if saved else "mean"),
-        layers=layers or (saved.layers if saved else "last"),
+        pooling=pooling,
+        layers=layers,
         length=length,
         tokenizer=tokenizer,
         device=device,
+        transform=saved,
     )
-    if saved is not None:
-        saved.check(embedder.pooling, embedder.layers)
-        saved.check_size(embedder.size)
-        saved.check_model(embedder.reference)
     vectors = vectors_of(embedder, read, strict=strict)
     fitted = saved
     if place is not None:

@@ -92,16 +92,27 @@ def show(result: "ProbeCurves") -> None:
     selectivity = [(f"selectivity, {curve.name}", curve) for curve in result.selectivity]
     in_accuracy = result.metric == "accuracy"
     show_curves(f"{result.task}: {result.metric}", scores + (selectivity if in_accuracy else []))
-    mix = result.mix
-    print_line(f"\nmix of all layers: {mix.score:.3f} ({mix.low:.3f} to {mix.high:.3f})")
     if selectivity and not in_accuracy:
         print_line("")
         # Selectivity is a difference of accuracies, whatever the metric of the task.
         accuracy = [(curve.name, curve) for curve in result.accuracy]
         show_curves(f"{result.task}: accuracy", accuracy + selectivity)
-        print_line("")
+    show_mixes(result)
     if result.majority is not None:
         print_line(f"most frequent label: accuracy {result.majority:.3f}")
+
+
+def show_mixes(result: "ProbeCurves") -> None:
+    """Print a row for each probe on the mix of all layers."""
+    other = result.metric != "accuracy"
+    heads = [result.metric, *(["accuracy"] if other else []), "control task", "selectivity"]
+    rows = table("probe", *numbers(*(heads if result.control else heads[:1])))
+    for mix in result.mixes:
+        controls = [*([mix.accuracy] if other else []), mix.control, mix.selectivity]
+        values = [mix.score, *(controls if result.control else [])]
+        cells = ("" if i is None else f"{i.score:.3f} ±{(i.high - i.low) / 2:.3f}" for i in values)
+        rows.add_row(mix.name, *cells)
+    print_table(rows, "mix of all layers")
 
 
 def show_curves(title: str, curves: "list[tuple[str, ProbeCurve]]") -> None:

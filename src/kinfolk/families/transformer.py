@@ -32,6 +32,7 @@ from kinfolk.nn.language_model import (
 )
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.nn.positions import SinusoidLayout, sinusoidal_embedding
+from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.text.tokenizer import SpecialTokens
@@ -122,6 +123,7 @@ class Transformer(EncoderDecoder):
 
     config: TransformerConfig
     token_embeddings: TokenEmbedding
+    decoder_modules = ("decoder",)
 
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
@@ -342,7 +344,7 @@ FAMILY = Family(
         # Table 3.
         "transformer-big": TransformerConfig(hidden_size=1024, num_heads=16, dropout=0.3),
     },
-    objectives={"pairs": Seq2Seq, "spans": SpanCorruption},
+    objectives={"pairs": Seq2Seq, "spans": SpanCorruption, "mlm": MLM},
     training=TrainConfig(
         lr=1e-3, warmup=400, schedule="inverse_root", min_lr_ratio=0.0, weight_decay=0.0
     ),

@@ -4,8 +4,8 @@
 
 An affine coupling scales and shifts one half of its input by a function of the other half (Dinh et
 al. 2017), so that it is inverted without solving anything, and the log-determinant is the sum of
-the log-scales. It is trained to make the vectors likely; a tenth of them is held out, and the
-weights with the best held-out likelihood are kept.
+the log-scales. It is trained to make the vectors likely on nine tenths of them. One twentieth
+chooses the epoch whose weights are kept, and the likelihood of the other is what is reported.
 
 Deviation: the first layer is a full whitening, not Glow's scale of each dimension, and couplings
 start as the identity. Before training, the flow is therefore the Gaussian with the mean and the
@@ -29,7 +29,7 @@ from kinfolk.rng import derive_seed
 FLOW_STEPS = 4  # couplings
 FLOW_HIDDEN_SIZE = 128  # of the network inside a coupling
 MAX_LOG_SCALE = 1.0  # a coupling scales a dimension by 1/e to e
-HELD_OUT_VECTORS = 0.1  # of the vectors
+HELD_OUT_VECTORS = 0.1  # of the vectors: one half chooses the weights, the other is scored
 LR, WEIGHT_DECAY, BATCH_SIZE = 1e-3, 1e-2, 256
 MAX_EPOCHS, PATIENCE = 100, 5  # epochs; training ends after as many without an improvement
 
@@ -77,7 +77,9 @@ class Flow(VectorTransform):
 
     whitening: Whitening
     couplings: tuple[AffineCoupling, ...]
-    heldout: Tensor  # (2,): mean log-likelihood in nats of the Gaussian, and of the flow
+    # Mean log-likelihood in nats of the Gaussian, and of the flow, of vectors that nothing was
+    # fitted or chosen on: (2,).
+    heldout: Tensor
 
     kind = "flow"
 
@@ -90,12 +92,12 @@ class Flow(VectorTransform):
         steps: int = FLOW_STEPS,
         max_epochs: int = MAX_EPOCHS,
     ) -> Self:
-        """Train the flow on vectors, and keep the weights that are best on a tenth of them."""
+        """Train the flow on vectors, and keep the weights that are best on some of them."""
         generator = torch.Generator().manual_seed(derive_seed(seed, len(vectors)) >> 1)
         x = vectors.double().cpu()
         x = x[torch.randperm(len(x), generator=generator)]
-        held_out = max(1, round(HELD_OUT_VECTORS * len(x)))
-        dev, train = x[:held_out], x[held_out:]
+        held_out = max(2, round(HELD_OUT_VECTORS * len(x)))
+        test, dev, train = torch.tensor_split(x, [held_out // 2, held_out])
         texts, size = train.shape
         if texts <= size:
             raise TooFewTextsError(
@@ -110,7 +112,10 @@ class Flow(VectorTransform):
             AffineCoupling(whitening.output_size, FLOW_HIDDEN_SIZE, generator) for _ in range(steps)
         )
         flow = cls(whitening.mean, whitening, couplings, torch.zeros(2))
-        heldout = train_couplings(flow, whitening(train), whitening(dev), generator, max_epochs)
+        scored = whitening(test)
+        gaussian = mean_likelihood(flow, scored)  # couplings start as the identity
+        train_couplings(flow, whitening(train), whitening(dev), generator, max_epochs)
+        heldout = torch.tensor([gaussian, mean_likelihood(flow, scored)], dtype=torch.float64)
         return cls(whitening.mean, whitening, couplings, heldout + whitening.log_determinant)
 
     @property
@@ -184,17 +189,15 @@ class Flow(VectorTransform):
 
 def train_couplings(
     flow: Flow, train: Tensor, dev: Tensor, generator: torch.Generator, max_epochs: int
-) -> Tensor:
+) -> None:
     """Maximize the likelihood of whitened vectors, and keep the weights that are best on dev.
 
-    Return the mean dev log-likelihood of the Gaussian and of the flow. Training is in float32, the
-    weights are float64 at the end.
+    Training is in float32, the weights are float64 at the end.
     """
     couplings = nn.ModuleList(flow.couplings)
     train, dev = train.float(), dev.float()
     optimizer = torch.optim.AdamW(couplings.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
-    kept, best, waited = copied(couplings), dev_likelihood(flow, dev), 0
-    gaussian = best
+    kept, best, waited = copied(couplings), mean_likelihood(flow, dev), 0
     for _ in range(max_epochs):
         with torch.enable_grad():
             order = torch.randperm(len(train), generator=generator)
@@ -202,7 +205,7 @@ def train_couplings(
                 optimizer.zero_grad()
                 torch.autograd.backward(-flow.whitened_log_likelihood(train[rows]).mean())
                 optimizer.step()
-        now = dev_likelihood(flow, dev)
+        now = mean_likelihood(flow, dev)
         waited += 1
         if now > best:
             kept, best, waited = copied(couplings), now, 0
@@ -210,13 +213,13 @@ def train_couplings(
             break
     couplings.load_state_dict(kept)
     couplings.double().requires_grad_(False)
-    return torch.tensor([gaussian, best], dtype=torch.float64)
 
 
-def dev_likelihood(flow: Flow, dev: Tensor) -> float:
+def mean_likelihood(flow: Flow, whitened: Tensor) -> float:
     """Return the mean log-likelihood of whitened vectors."""
     with torch.no_grad():
-        return float(flow.whitened_log_likelihood(dev).double().mean())
+        vectors = whitened.to(flow.couplings[0].up_proj.dtype)
+        return float(flow.whitened_log_likelihood(vectors).double().mean())
 
 
 def copied(module: nn.Module) -> dict[str, Tensor]:

@@ -15,22 +15,34 @@ from torch import Tensor
 
 STEPS, MAX_STEPS = 20, 640  # points of the sum, at first and at most
 TOLERANCE = 0.01  # of completeness
-RESOLUTION = 1e-5  # of the function: a hundred times the rounding of a probability in float32
+RESOLUTION = 1e-5  # a hundred times the rounding of a value in float32, relative to it
 
 
 @dataclass(frozen=True, eq=False)
 class IntegratedGradients:
-    """The attribution of each input, and the difference that they should add up to."""
+    """The attribution of each input, and the values whose difference they should add up to."""
 
     attributions: Tensor  # of the shape of the inputs
     total: float  # of the attributions
-    difference: float  # f(x) - f(0)
+    at_zero: float  # f(0)
+    at_x: float  # f(x)
     steps: int
 
     @property
+    def difference(self) -> float:
+        """What the attributions should add up to."""
+        return self.at_x - self.at_zero
+
+    @property
     def error(self) -> float:
-        """The distance of the total from the difference, relative to the difference."""
-        return abs(self.total - self.difference) / max(abs(self.difference), RESOLUTION)
+        """The distance of the total from the difference, relative to the difference.
+
+        Where both values are nearly the same, their difference is rounding: it is relative to what
+        can be resolved of the values, however small these are.
+        """
+        distance = abs(self.total - self.difference)
+        resolved = RESOLUTION * max(abs(self.at_x), abs(self.at_zero))
+        return distance / max(abs(self.difference), resolved) if distance else 0.0
 
 
 def integrated_gradients(
@@ -50,7 +62,7 @@ def integrated_gradients(
     while True:
         attributions = x * _mean_gradient(function, x, steps, max_rows)
         total = float(attributions.double().sum())
-        found = IntegratedGradients(attributions, total, at_x - at_zero, steps)
+        found = IntegratedGradients(attributions, total, at_zero, at_x, steps)
         if found.error <= TOLERANCE or 2 * steps > max_steps:
             return found
         steps *= 2

@@ -211,6 +211,10 @@ class LanguageModel(nn.Module):
     ] = ()  # modules that only predict tokens, which a folder may lack
     # Modules with random weights, because the folder that the network was loaded from lacks them.
     random_modules: tuple[str, ...] = ()
+    # Modules that an objective of the encoder alone leaves as they are; none of other networks.
+    decoder_modules: tuple[str, ...] = ()
+    # Modules whose weights are still random, because its pretraining left them as they were.
+    untrained_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
     top_modules: tuple[str, ...] = ()  # of the top layer besides a head: a tied output layer
@@ -282,7 +286,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def forward_lm(self, inputs: Inputs) -> Output:
-        """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""
+        """Run the network that predicts tokens: itself, its generator (ELECTRA), or its encoder."""
         return self(inputs)
 
     def forward_bilm(
@@ -343,6 +347,12 @@ class EncoderDecoder(LanguageModel):
     def encode(self, encoder_inputs: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, hidden_size)."""
         raise NotImplementedError
+
+    def forward_lm(self, inputs: Inputs) -> Output:
+        """Run the network; of a text alone the encoder, where it may be trained by itself."""
+        if inputs.encoder_inputs is None and self.decoder_modules:
+            return Output(self.encode(inputs))
+        return self(inputs)
 
     def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
         """Return the input of the encoder's first layer and the output of each of its layers."""

@@ -5,6 +5,9 @@ input_ids  [C]   the  [M]  sat  down  [S]
 labels      .     .   cat   .    .     .
 attention  every token attends to every token
 
+Of an encoder-decoder (the Transformer), the encoder reads `input_ids`, and the decoder is left as
+it is.
+
 With whole word masking (Cui et al., 2019), all tokens of a word are masked or none:
 
 text             the  fidd ler  sat
@@ -99,6 +102,7 @@ class MLM(Objective):
     )
 
     loss_name = "mlm"
+    encoder_alone = True
     required_tokens = ("mask", "cls", "sep")
     label_buckets = 64
 

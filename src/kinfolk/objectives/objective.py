@@ -37,6 +37,7 @@ class Objective(ABC):
     backward_loss_name: ClassVar[str | None] = None  # of the likelihood from right to left (ELMo)
     required_tokens: ClassVar[tuple[str, ...]] = ()  # roles that the tokenizer must have
     recurrent: ClassVar[bool] = False  # rows continue from batch to batch (Transformer-XL)
+    encoder_alone: ClassVar[bool] = False  # of an encoder-decoder, the encoder alone is trained
     # Hidden states are gathered where something is predicted, their number rounded up to a
     # multiple of 1/label_buckets of all; None: every position predicts.
     label_buckets: ClassVar[int | None] = None
@@ -92,7 +93,7 @@ class Objective(ABC):
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
         """Return the summed negative log-likelihood of the labels."""
-        hidden = batch.targets.gather(model(batch.inputs).hidden)
+        hidden = batch.targets.gather(model.forward_lm(batch.inputs).hidden)
         return Loss({self.loss_name: model.lm_logits(hidden).nll(batch.targets.labels)})
 
     def for_evaluation(self) -> "Objective":

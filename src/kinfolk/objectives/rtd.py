@@ -159,8 +159,3 @@ def replace_tokens(inputs: Inputs, targets: TokenTargets, sampled: Tensor) -> tu
 @config("rtd_pll")
 class GeneratorScorer(MLMScorer):
     """Pseudo-likelihood of the generator: the discriminator predicts no tokens."""
-
-    def loss(self, model: LanguageModel, batch: Batch[TokenTargets], /) -> Loss:
-        """Return the summed -log p(masked token)."""
-        hidden = batch.targets.gather(model.forward_lm(batch.inputs).hidden)
-        return Loss({self.loss_name: model.lm_logits(hidden).nll(batch.targets.labels)})

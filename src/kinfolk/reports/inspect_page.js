@@ -30,7 +30,7 @@ document.addEventListener("DOMContentLoaded", () => {
       this.rows = new Set();
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerdown", (event) => this.point(event));
-      this.canvas.addEventListener("pointerleave", () => pick(null));
+      this.canvas.addEventListener("pointerleave", leave);
       this.draw();
     }
 
@@ -85,7 +85,7 @@ document.addEventListener("DOMContentLoaded", () => {
       this.masks = all(".mask", node).map((figure) => new Mask(figure, this));
       this.streams.flat().forEach((token) => {
         token.addEventListener("pointerenter", () => this.show(token));
-        token.addEventListener("pointerleave", () => pick(null));
+        token.addEventListener("pointerleave", leave);
       });
     }
 
@@ -221,6 +221,11 @@ document.addEventListener("DOMContentLoaded", () => {
 
   let held = null;
   const strip = all(".text-strip .tok");
+  // A finger leaves when it is lifted; what it marked stays until it taps elsewhere.
+  function leave(event) {
+    if (event.pointerType === "mouse") pick(null);
+  }
+
   function pick(span) {
     const wanted = span || held;
     strip.forEach((token) => token.classList.toggle("active", Boolean(overlap(spanOf(token), wanted))));
@@ -233,6 +238,9 @@ document.addEventListener("DOMContentLoaded", () => {
 
   const cards = all(".objective").map((node) => new Card(node));
   const attention = all(".attention").map((node) => new Attention(node));
+  document.addEventListener("pointerdown", (event) => {
+    if (event.pointerType !== "mouse" && !event.target.closest(".tok, canvas")) pick(null);
+  });
   for (const token of strip) {
     token.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && pick(spanOf(token)));
     token.addEventListener("pointerleave", () => pick(null));

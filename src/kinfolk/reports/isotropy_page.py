@@ -19,7 +19,8 @@ class IsotropyPage:
     layers: Sequence[int]
     measures: Mapping[str, Sequence[tuple[str, Sequence[float]]]]  # curves by layer of each
     similarity: Sequence[Interval] = ()  # Spearman by layer
-    spectra: Sequence[tuple[str, Sequence[float]]] = ()  # shares of variance
+    # Shares of variance by layer, of tokens and of texts.
+    spectra: Mapping[str, Sequence[tuple[str, Sequence[float]]]]
     # Name, Spearman, difference to none, (cosine, IsoScore, uniformity), alignment.
     transforms: Sequence[
         tuple[str, Interval, Interval | None, tuple[float, float, float], float]
@@ -37,7 +38,7 @@ def render(values: IsotropyPage) -> str:
             (name, layer_chart(values.layers, curves, name))
             for name, curves in values.measures.items()
         ],
-        spectrum=spectrum_chart(values),
+        spectra=[(name, spectrum_chart(layers)) for name, layers in values.spectra.items()],
         similarity=similarity_chart(values),
         transforms=transform_chart(values),
     )
@@ -51,11 +52,9 @@ def layer_chart(
     return line_chart(series, x="layer", y=name, smooth=False, markers=True)
 
 
-def spectrum_chart(values: IsotropyPage) -> Markup:
+def spectrum_chart(layers: Sequence[tuple[str, Sequence[float]]]) -> Markup:
     """Draw the shares of variance of the principal components of the first and the last layers."""
-    shown = (
-        values.spectra if len(values.spectra) <= 4 else [values.spectra[0], *values.spectra[-3:]]
-    )
+    shown = layers if len(layers) <= 4 else [layers[0], *layers[-3:]]
     series = [
         Series(name, range(1, len(shares) + 1), shares, n) for n, (name, shares) in enumerate(shown)
     ]

@@ -8,7 +8,8 @@ from markupsafe import Markup
 from kinfolk.reports import page
 from kinfolk.reports.charts import Bar, ReferenceLine, Series, bars, line_chart
 
-Points = Sequence[tuple[str, Sequence[tuple[float, float, float]]]]  # curves: value, low, high
+Bounds = tuple[float, float, float]  # value, low, high
+Points = Sequence[tuple[str, Sequence[Bounds]]]  # curves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class ProbePage:
     scores: Points
     control: Points
     selectivity: Points
-    mix: tuple[float, float, float]
+    # Probes on the mix of all layers: score, accuracy, that on the control task, selectivity.
+    mixes: Sequence[tuple[str, Sequence[Bounds | None]]]
     mix_weights: Sequence[float]
     mix_center: float
     majority: float | None = None
@@ -30,7 +32,8 @@ class ProbePage:
 
 def render(values: ProbePage) -> str:
     """Return the page as HTML."""
-    lines = [ReferenceLine("mix of all layers", values.mix[0])]
+    score = values.mixes[0][1][0]
+    lines = [] if score is None else [ReferenceLine("mix of all layers", score[0])]
     if values.majority is not None:
         lines.append(ReferenceLine("most frequent label", values.majority))
     weights = [Bar(f"layer {n}", weight, color=0) for n, weight in enumerate(values.mix_weights)]

@@ -56,16 +56,31 @@ class EmbeddedTexts:
         """Return what a user should know about the texts."""
         notes, count = [], f"{len(self.vectors):,}"
         if self.truncated:
-            notes.append(
-                f"{self.truncated:,} of {count} texts are longer than {max_length} tokens: their "
-                "end was cut off (--strict refuses them)"
-            )
+            cut = truncation_note(self.truncated, len(self.vectors), max_length)
+            notes.append(f"{cut} (--strict refuses them)")
         if self.empty:
             notes.append(
                 f"{self.empty:,} of {count} texts are empty: their vectors are those of special "
                 "tokens"
             )
         return notes
+
+
+def truncation_note(truncated: int, texts: int, max_length: int) -> str:
+    """Return the sentence about texts that were longer than the context."""
+    return (
+        f"{truncated:,} of {texts:,} texts are longer than {max_length} tokens: their end was cut "
+        "off"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LayerVectors:
+    """The vectors of every layer, and how many texts were cut."""
+
+    texts: list[Vectors]  # (texts, size) of each layer
+    tokens: list[Vectors]  # of some tokens
+    truncated: int  # texts that were longer than the context
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +99,18 @@ class Embedder:
         cls,
         model: Path | str | tuple[LanguageModel, Tokenizer],
         *,
-        pooling: str = "mean",
-        layers: str | Sequence[int] = "last",
+        pooling: str | None = None,
+        layers: str | Sequence[int] | None = None,
         length: int | None = None,
         tokenizer: Path | str | None = None,
         device: str = "auto",
+        transform: VectorTransforms | None = None,
     ) -> "Embedder":
-        """Load a network; refuse families without hidden states, and what it has not."""
+        """Load a network; refuse families without hidden states, and what it has not.
+
+        Pooling and layers are by default those of a transform, which is refused for another model;
+        without one, the mean of the last layer.
+        """
         network, loaded = model if isinstance(model, tuple) else load(model, tokenizer)
         network = network.pretrained
         family = family_of(network)
@@ -100,9 +120,12 @@ class Embedder:
             )
         if not family.objectives:
             raise UserError(
-                f"{family.name} is not pretrained, and its network has no hidden states for a text "
-                "alone: embed with another family"
+                f"{family.name} has no pretraining objective, and a fine-tuned one knows the "
+                "labels of its task alone: embed with a pretrained family, such as bert"
             )
+        if transform is not None:
+            transform.check_family(family.name)
+        pooling = pooling or (transform.pooling if transform else "mean")
         chosen = next((known for known in POOLINGS if known == pooling), None)
         if chosen is None:
             raise UserError(f"unknown --pooling {pooling!r}: choose one of {', '.join(POOLINGS)}")
@@ -116,7 +139,14 @@ class Embedder:
         network = network.to(select_device(device)).eval()
         embedder = cls(network, loaded, formulation, chosen, (), ())
         sizes = tuple(layer.shape[-1] for layer in embedder.all_layers(SHORT_TEXT))
-        return replace(embedder, layers=parse_layers(layers, sizes), sizes=sizes)
+        if transform is not None:
+            transform.check_layers(sizes)
+        layers = layers or (transform.layers if transform else "last")
+        embedder = replace(embedder, layers=parse_layers(layers, sizes), sizes=sizes)
+        if transform is not None:
+            transform.check(embedder.pooling, embedder.layers)
+            transform.check_model(embedder.reference)
+        return embedder
 
     @property
     def size(self) -> int:
@@ -225,12 +255,13 @@ class Embedder:
     @torch.no_grad()
     def layer_vectors(
         self, texts: Sequence[str], *, max_tokens: int = 0, seed: int = 0
-    ) -> tuple[list[Vectors], list[Vectors]]:
+    ) -> LayerVectors:
         """Return the vectors of texts from every layer, and those of some of their tokens.
 
         At most `max_tokens` tokens are drawn, the same ones of every layer.
         """
-        examples = [self.example(text)[0] for text in texts]
+        encoded = [self.example(text) for text in texts]
+        examples = [example for example, _ in encoded]
         rng = sequential(seed)
         share = min(1.0, max_tokens / max(1, sum(len(e.read_positions) for e in examples)))
         pooled: list[Vectors] = []
@@ -244,7 +275,8 @@ class Embedder:
                     tokens.append([])
                 pooled[n][group] = self.pool(states, owners, len(group)).cpu().numpy()
                 tokens[n].append(states.index_select(0, drawn.to(self.device)).cpu().numpy())
-        return pooled, [np.concatenate(parts) for parts in tokens]
+        truncated = sum(bool(tokens) for _, tokens in encoded)
+        return LayerVectors(pooled, [np.concatenate(parts) for parts in tokens], truncated)
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """Return the mean of the chosen layers: (rows, length, size)."""
@@ -343,15 +375,8 @@ def embed(
     if saved is not None and spec.names:
         raise UserError("transform applies a saved transform: leave out the others")
     embedder = Embedder.open(
-        model,
-        pooling=pooling or (saved.pooling if saved else "mean"),
-        layers=layers or (saved.layers if saved else "last"),
-        length=length,
-        device=device,
+        model, pooling=pooling, layers=layers, length=length, device=device, transform=saved
     )
-    if saved is not None:
-        saved.check(embedder.pooling, embedder.layers)
-        saved.check_model(embedder.reference)
     vectors = embedder.embed(texts, strict=strict).vectors
     if saved is not None:
         return saved(vectors)

@@ -20,7 +20,7 @@ from kinfolk.text import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.baselines import load_or_fit
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
-from kinfolk.workflows.load import load, require_ability
+from kinfolk.workflows.load import check_trained, load, require_ability
 from kinfolk.workflows.prefix_files import open_prefix
 from kinfolk.workflows.recipe import recipe_of
 
@@ -215,6 +215,7 @@ def load_seq2seq(
             f"{family_of(model).name} models do not support {verb} (families that do: "
             f"{', '.join(others)})"
         )
+    check_trained(model)
     return to_inference(model, device=device, precision=precision), tokenizer
 
 

@@ -14,6 +14,7 @@ from kinfolk.families.transformer_xl import TransformerXLConfig
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.objectives.bilm import BiLM
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.objectives.rtd import RTD
 from kinfolk.reports.inspect_view import MaskArray, MaskView
 from kinfolk.workflows.inspect_draws import Draw
 
@@ -50,6 +51,15 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
         return [mask_view("context", hint, "input", "input", context)]
     if inputs.target_positions is not None:
         return two_streams(draw, own, hint)
+    if draw.objective.encoder_alone and network.decoder_modules:
+        return [mask_view("encoder", hint, "encoder", "encoder", dense(own))]
+    if isinstance(draw.objective, RTD):
+        return [
+            mask_view("attention", hint, "generator", "generator", dense(own)),
+            mask_view(
+                "attention of the discriminator", hint, "discriminator", "discriminator", dense(own)
+            ),
+        ]
     name = "state" if recurrent else "attention"
     if isinstance(config, TransformerXLConfig):
         own_mask = dense(own, window=config.attention_window)
@@ -138,18 +148,20 @@ def mask_view(name: str, hint: str, queries: str, keys: str, mask: MaskArray) ->
     )
 
 
-def dense_views(names: Sequence[str], length: int) -> dict[str, MaskArray]:
-    """Return what each view of cross-view training reads of a text: (query, key)."""
-    positions = np.arange(length)
+def dense_views(names: Sequence[str], lengths: Sequence[int]) -> dict[str, MaskArray]:
+    """Return what each view of cross-view training reads of packed documents: (query, key)."""
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    same = documents[:, None] == documents[None, :]
+    positions = np.arange(len(documents))
     later = positions[None, :] - positions[:, None]  # how much later a key is than its query
     masks = {
-        "full": np.ones((length, length), np.bool_),
+        "full": same,
         "forward": later <= 0,
         "backward": later >= 0,
         "future": later < 0,
         "past": later > 0,
     }
-    return {name: masks[name] for name in names}
+    return {name: masks[name] & same for name in names}
 
 
 def meta_network(config: ModelConfig) -> LanguageModel:

@@ -2,20 +2,23 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import IntArray
 from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.families.base import Family
-from kinfolk.nn.language_model import ModelConfig
+from kinfolk.generation.prompts import eval_mode
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.objectives.bilm import BiLM, backward_example
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.objective import Objective
 from kinfolk.objectives.permutation_lm import PermutationLM
-from kinfolk.objectives.rtd import RTD
+from kinfolk.objectives.rtd import RTD, RTDTargets, replace_tokens, sample_tokens
 from kinfolk.objectives.sop import SOP
 from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.reports.inspect_view import MaskArray, ObjectiveView, StreamView
@@ -29,12 +32,24 @@ SOP_LABELS = ("0: both texts are in order", "1: both texts were swapped")
 
 
 def inspect_objective(
-    family: Family, name: str, config: ModelConfig, text: InspectedText, seed: int = 0
+    family: Family,
+    name: str,
+    config: ModelConfig,
+    text: InspectedText,
+    seed: int = 0,
+    model: LanguageModel | None = None,
 ) -> tuple[ObjectiveView, Draw]:
-    """Return what an objective of a family makes of a text, and the examples it is made of."""
+    """Return what an objective of a family makes of a text, and the examples it is made of.
+
+    Of a trained ELECTRA the generator samples tokens, by the random numbers of the examples.
+    """
     draw = draw_examples(family.objective(name), text, seed)
     check_context(family.name, config, draw)
-    streams = stream_views(draw, text.tokenizer)
+    alone = draw.objective.encoder_alone and bool(config.network.decoder_modules)
+    streams = stream_views(draw, text.tokenizer, encoder_alone=alone)
+    generator = model if model is None or not missing_lm_head(model) else None
+    if isinstance(draw.objective, RTD):
+        streams.append(discriminator_stream(draw, text.tokenizer, streams[0], generator))
     view = ObjectiveView(
         family=family.name,
         title=family.title,
@@ -43,7 +58,7 @@ def inspect_objective(
         streams=streams,
         masks=mask_views(draw, config),
         facts=facts_of(draw),
-        notes=[*draw.notes, *notes_of(draw.objective, streams)],
+        notes=[*draw.notes, *notes_of(draw.objective, streams, sampled=generator is not None)],
     )
     return view, draw
 
@@ -63,8 +78,13 @@ def described(objective: type[Objective]) -> str:
     return (sys.modules[objective.__module__].__doc__ or "").strip().partition("\n")[0]
 
 
-def stream_views(draw: Draw, tokenizer: Tokenizer) -> list[StreamView]:
-    """Return the streams that the parts of a network read."""
+def stream_views(
+    draw: Draw, tokenizer: Tokenizer, *, encoder_alone: bool = False
+) -> list[StreamView]:
+    """Return the streams that the parts of a network read.
+
+    `encoder_alone`: of an encoder-decoder, whose encoder predicts masked tokens.
+    """
     pairs = [
         pair
         for rows in zip(draw.rows, draw.marked, strict=True)
@@ -75,7 +95,8 @@ def stream_views(draw: Draw, tokenizer: Tokenizer) -> list[StreamView]:
         both = ("forward", pairs), ("backward", backward)
         return [token_stream(draw, tokenizer, name, found) for name, found in both]
     if pairs[0][0].encoder_input_ids is None:
-        return [token_stream(draw, tokenizer, "input", pairs)]
+        name = "generator" if isinstance(draw.objective, RTD) else "input"
+        return [token_stream(draw, tokenizer, "encoder" if encoder_alone else name, pairs)]
     return [encoder_stream(draw, tokenizer), token_stream(draw, tokenizer, "decoder", pairs)]
 
 
@@ -103,6 +124,55 @@ def token_stream(
         integers=integers_of(draw, name),
         starts=starts_of([len(real.input_ids) for real, _ in pairs]),
     )
+
+
+def discriminator_stream(
+    draw: Draw, tokenizer: Tokenizer, generator: StreamView, model: LanguageModel | None
+) -> StreamView:
+    """Return what the discriminator reads and predicts; without a generator, of words of the text.
+
+    The words stand for samples; the same random numbers choose them.
+    """
+    (batch,) = draw.batches
+    targets: RTDTargets = batch.targets
+    if model is None:
+        words = torch.from_numpy(draw.ids)
+        sampled = words[(targets.uniforms * len(words)).long()]
+    else:
+        device = next(model.parameters()).device
+        with torch.no_grad(), eval_mode(model):
+            hidden = targets.tokens.to(device).gather(
+                model.forward_lm(batch.inputs.to(device)).hidden
+            )
+            sampled = sample_tokens(model, hidden, targets.uniforms.to(device)).cpu()
+    inputs, differs = replace_tokens(batch.inputs, targets.tokens, sampled)
+    length = len(generator.tokens)
+    ids: list[int] = inputs.input_ids[0, :length].tolist()
+    replaced: list[bool] = differs[0, :length].tolist()
+    return replace(
+        generator,
+        name="discriminator",
+        tokens=readable_tokens(tokenizer, ids),
+        input_ids=ids,
+        sources=[
+            None if new else label if source is None else source
+            for new, source, label in zip(
+                replaced, generator.sources, generator.label_sources, strict=True
+            )
+        ],
+        changes=[
+            "replaced" if new else "special" if change == "special" else ""
+            for new, change in zip(replaced, generator.changes, strict=True)
+        ],
+        labels=["replaced" if new else "original" for new in replaced],
+        label_ids=[int(new) for new in replaced],
+        label_sources=[None] * length,
+    )
+
+
+def missing_lm_head(model: LanguageModel) -> bool:
+    """Return whether the modules that predict tokens were not in the model folder."""
+    return any(name in model.lm_head_modules for name in model.random_modules)
 
 
 def encoder_stream(draw: Draw, tokenizer: Tokenizer) -> StreamView:
@@ -194,8 +264,12 @@ def facts_of(draw: Draw) -> list[tuple[str, str]]:
     ]
 
 
-def notes_of(objective: Objective, streams: Sequence[StreamView]) -> list[str]:
+def notes_of(
+    objective: Objective, streams: Sequence[StreamView], *, sampled: bool = False
+) -> list[str]:
     """Say in numbers what was masked and what is predicted."""
+    discriminator = streams[-1] if isinstance(objective, RTD) else None
+    streams = [stream for stream in streams if stream is not discriminator]
     predicted = sum(label is not None for stream in streams for label in stream.labels)
     total = sum(len(stream.tokens) for stream in streams)
     counts = {
@@ -211,9 +285,16 @@ def notes_of(objective: Objective, streams: Sequence[StreamView]) -> list[str]:
     parts = [f"{count} {words[name]}" for name, count in counts.items() if count]
     sentence = f"{predicted} of {total} positions predict a token"
     notes = [f"{sentence}; {', '.join(parts)}." if parts else f"{sentence}."]
-    if isinstance(objective, RTD):
+    if discriminator is not None:
+        differ = discriminator.changes.count("replaced")
         notes.append(
             "The generator samples a token for each mask; the discriminator reads the result and "
-            "says of every token whether it was replaced."
+            f"says of every token whether it was replaced. Here {differ} of "
+            f"{predicted} samples differ from the text."
         )
+        if not sampled:
+            notes.append(
+                "Without a trained generator, words of the text stand for its samples, drawn by "
+                "the seed."
+            )
     return notes

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from kinfolk.errors import UserError
 from kinfolk.families import family, index
 from kinfolk.families.base import Family
@@ -23,7 +25,7 @@ from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspect_costs import network_costs
-from kinfolk.workflows.inspect_draws import InspectedText
+from kinfolk.workflows.inspect_draws import OTHER_DOCUMENT, InspectedText
 from kinfolk.workflows.inspect_masks import dense_views, mask_view
 from kinfolk.workflows.inspect_model_view import CharacterSpan, model_view
 from kinfolk.workflows.inspect_objectives import inspect_objective
@@ -74,7 +76,9 @@ def inspect_page(
     documents = split_documents_of(text)
     if not documents:
         raise UserError("the text is empty: give some words")
-    shared = load_tokenizer(tokenizer) if tokenizer else words_of([*documents, target or ""])
+    # BERT's second texts may be of the document that is added to a single one.
+    added = OTHER_DOCUMENT if len(documents) == 1 else ""
+    shared = load_tokenizer(tokenizer) if tokenizer else words_of([*documents, target or "", added])
     check_size(documents, shared)
     chosen = list(dict.fromkeys(names or inspected_families()))
     titles = model_names([name for name in names if Path(name).exists()])
@@ -209,7 +213,9 @@ def objective_views(
             views.append(replace(found, spans=spans))
     for name in subject.family.objectives:
         try:
-            view, _ = inspect_objective(subject.family, name, subject.config, text, seed)
+            view, _ = inspect_objective(
+                subject.family, name, subject.config, text, seed, subject.model
+            )
         except UserError as error:
             reasons.append(f"{subject.name}, {name}: {error}")
             continue
@@ -223,7 +229,8 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
     """Return the views of cross-view training, which has no objective without labels."""
     if not issubclass(subject.family.model, ViewedStates):
         return None
-    ids = text.ids.tolist()
+    ids, starts = text.ids.tolist(), text.encoded.starts.tolist()
+    lengths = np.diff(starts).tolist()
     none = [None] * len(ids)
     stream = StreamView(
         name="input",
@@ -234,7 +241,8 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
         labels=none,
         label_ids=none,
         label_sources=none,
-        integers={"position_ids": range(len(ids))},
+        integers={"position_ids": [place for length in lengths for place in range(length)]},
+        starts=starts[1:-1],
     )
     return ObjectiveView(
         family=subject.name,
@@ -251,7 +259,7 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
                 "input",
                 mask,
             )
-            for view, mask in dense_views((FULL, *VIEWS["tokens"]), len(ids)).items()
+            for view, mask in dense_views((FULL, *VIEWS["tokens"]), lengths).items()
         ],
         notes=["Labels come with the task: kinfolk finetune --formulation cross_view."],
     )

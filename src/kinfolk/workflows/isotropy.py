@@ -31,7 +31,7 @@ from kinfolk.tasks.dataset import task_dataset
 from kinfolk.tasks.formats.detect import first_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.workflows.embed import Embedder, Vectors
+from kinfolk.workflows.embed import Embedder, Vectors, truncation_note
 from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
 
 MAX_TOKENS, MAX_TEXTS = 5000, 20_000  # that are measured
@@ -136,32 +136,40 @@ def isotropy(
             "the vectors"
         )
     watch("texts")
-    text_layers, token_layers = embedder.layer_vectors(texts, max_tokens=MAX_TOKENS, seed=seed)
+    own = embedder.layer_vectors(texts, max_tokens=MAX_TOKENS, seed=seed)
+    notes = []
+    if own.truncated:
+        notes.append(truncation_note(own.truncated, len(texts), embedder.max_length))
     both = [pair.first for pair in scored] + [pair.second for pair in scored]
     pair_layers: list[Vectors] = []
     if scored:
         watch("pairs")
-        pair_layers = embedder.layer_vectors(both)[0]
+        found = embedder.layer_vectors(both)
+        pair_layers = found.texts
+        if found.truncated:
+            cut = truncation_note(found.truncated, len(both), embedder.max_length)
+            notes.append(f"pairs: {cut}")
     watch("layers")
     measured = [
         measure_layer(
-            n, token_layers[n], own, pair_layers[n] if scored else None, scored, n_resamples, seed
+            *(n, tokens, whole, pair_layers[n] if scored else None),
+            *(scored, n_resamples, seed),
         )
-        for n, own in enumerate(text_layers)
+        for n, (tokens, whole) in enumerate(zip(own.tokens, own.texts, strict=True))
     ]
     tied, matrices = embedding_isotropy(embedder.network, seed)
-    notes: list[str] = []
     transformed: list[TransformedSimilarity] = []
     if scored:
         chosen = [
             np.mean(np.stack([each[n] for n in embedder.layers]), axis=0)
-            for each in (text_layers, pair_layers)
+            for each in (own.texts, pair_layers)
         ]
         specs = transform_specs(remove_components, flow)
         watch("transforms")
-        transformed, notes = compare_transforms(
+        transformed, left_out = compare_transforms(
             embedder, specs, chosen[0], chosen[1], scored, n_resamples, seed
         )
+        notes += left_out
     return IsotropyResult(
         model=str(model) if isinstance(model, Path | str) else model[0].family_name,
         pooling=embedder.pooling,
@@ -346,13 +354,17 @@ def isotropy_page(result: IsotropyResult) -> IsotropyPage:
                 ("tokens", [layer.tokens.uniformity for layer in result.layers]),
                 ("texts", [layer.texts.uniformity for layer in result.layers]),
             ],
+            **alignment_curves(result),
         },
         similarity=[
             (layer.spearman.score, layer.spearman.low, layer.spearman.high)
             for layer in result.layers
             if layer.spearman is not None
         ],
-        spectra=[(f"layer {layer.layer}", list(layer.texts.spectrum)) for layer in result.layers],
+        spectra={
+            "tokens": [(f"layer {n.layer}", list(n.tokens.spectrum)) for n in result.layers],
+            "texts": [(f"layer {n.layer}", list(n.texts.spectrum)) for n in result.layers],
+        },
         transforms=[
             (
                 each.name,
@@ -383,6 +395,12 @@ def isotropy_page(result: IsotropyResult) -> IsotropyPage:
         ],
         notes=result.notes,
     )
+
+
+def alignment_curves(result: IsotropyResult) -> dict[str, list[tuple[str, list[float]]]]:
+    """Return the alignment of similar pairs by layer, where there are pairs."""
+    values = [layer.alignment for layer in result.layers if layer.alignment is not None]
+    return {"alignment": [("similar texts", values)]} if values else {}
 
 
 TIED = {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kinfolk import hub
 from kinfolk.batch import Inputs
+from kinfolk.config import read_json, read_type
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.families.ngram import NGram
@@ -34,7 +35,24 @@ def load(
     """
     if isinstance(tokenizer, Path | str):
         tokenizer = load_tokenizer(tokenizer)
-    return hub.load(find_model_folder(path), tokenizer)
+    folder = find_model_folder(path)
+    model, found = hub.load(folder, tokenizer)
+    model.untrained_modules = untrained_modules_of(folder)
+    return model, found
+
+
+def untrained_modules_of(folder: Path) -> tuple[str, ...]:
+    """Return the modules of a pretrained model folder whose weights are still random."""
+    path = folder / "kinfolk.json"
+    if not path.is_file() or read_type(path) != "pretrain":
+        return ()
+    recipe: Any = read_json(path)
+    if not recipe.objective.encoder_alone:
+        return ()
+    if recipe.init_from and not untrained_modules_of(Path(recipe.init_from)):
+        return ()
+    modules: tuple[str, ...] = recipe.model.network.decoder_modules
+    return modules
 
 
 def load_with_vectors(
@@ -81,12 +99,24 @@ def require_ability(model: Any, ability: str) -> Any:
         raise UserError(
             f"{family.name} models do not support {ability} (families that do: {', '.join(others)})"
         )
+    if ability in ("generate", "prefixes", "fill"):
+        check_trained(model)
     if ability in ("generate", "prefixes", "fill") and model.pretrained is not model:
         raise UserError(
             f"the model was fine-tuned: its task head predicts labels, so it cannot {ability}; use "
             "kinfolk predict, or the pretrained model"
         )
     return model
+
+
+def check_trained(model: LanguageModel) -> None:
+    """Refuse to generate with a network whose decoder was not trained."""
+    if model.untrained_modules:
+        raise UserError(
+            f"the {' and '.join(model.untrained_modules)} of the model was not trained, only its "
+            "encoder: continue it on pairs first, kinfolk pretrain RUN --objective pairs --pair "
+            "SOURCE TARGET"
+        )
 
 
 def exportable(model: LanguageModel) -> LanguageModel:

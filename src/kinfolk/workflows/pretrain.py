@@ -38,6 +38,7 @@ from kinfolk.workflows.baselines import Baselines, score_mixture
 from kinfolk.workflows.counting import CountingStep
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder, exclusive_run
+from kinfolk.workflows.load import untrained_modules_of
 from kinfolk.workflows.prefix_recipe import PrefixRecipe
 from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokenizer
 from kinfolk.workflows.report import recipe_baselines, write_report
@@ -280,7 +281,8 @@ class PretrainWorkload(Workload):
 
     def samples(self) -> Sequence[RunSample]:
         """Return a continuation, or a filled mask, of the beginning of a held-out document."""
-        if isinstance(self.recipe.objective, Seq2Seq):  # it was not trained to do either
+        untrained = self.recipe.objective.encoder_alone and self.model.decoder_modules
+        if isinstance(self.recipe.objective, Seq2Seq) or untrained:  # it learns neither
             return ()
         held_out = [share.held_out() for share in self.recipe.corpora]
         corpora = [corpus for corpus in held_out if corpus is not None]
@@ -373,6 +375,13 @@ def initial_model(recipe: Recipe) -> LanguageModel:
             warnings.warn(
                 f"{recipe.init_from} has no weights of {', '.join(saved.random_modules)}: they "
                 "start from random values",
+                stacklevel=2,
+            )
+        untrained = untrained_modules_of(Path(recipe.init_from))
+        if untrained and not recipe.objective.encoder_alone:
+            warnings.warn(
+                f"{recipe.init_from} was trained without its {', '.join(untrained)}: it starts "
+                "from random values, and the rest from trained ones",
                 stacklevel=2,
             )
         try:

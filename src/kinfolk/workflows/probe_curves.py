@@ -1,7 +1,8 @@
 """Probes of one model over its layers: linear and with a hidden layer, against control tasks.
 
-    rows -> vectors of every layer -> linear and MLP probes -> score of each layer, with intervals
-                                   -> the same probes on random labels of word types: selectivity
+    rows -> vectors of every layer, and a learned mix of all layers
+         -> linear and MLP probes -> scores, with intervals
+         -> the same probes on random labels of word types: selectivity
     the same network with random weights -> linear probes
 
 The linear probe has one solution; seeds draw the labels of control tasks, random weights, and the
@@ -45,7 +46,12 @@ from kinfolk.workflows.probes import (
     limit_words,
     random_network,
 )
-from kinfolk.workflows.span_probes import SpanProbeDataset, is_span_file, read_spans
+from kinfolk.workflows.span_probes import (
+    SpanProbeDataset,
+    check_forms,
+    is_span_file,
+    read_spans,
+)
 
 SEEDS, N_RESAMPLES = 3, 500
 SPANS = "spans"  # the value of `task` for spans of CoNLL-U files
@@ -58,6 +64,18 @@ class ProbeCurve:
 
     name: str
     layers: tuple[ConfidenceInterval, ...]
+
+
+@dataclass(frozen=True)
+class MixProbe:
+    """The values of a probe on a learned mix of all layers, with intervals over test rows."""
+
+    name: str
+    score: ConfidenceInterval  # the metric
+    # None for numbers and for random weights:
+    accuracy: ConfidenceInterval | None = None  # whatever the metric
+    control: ConfidenceInterval | None = None  # accuracy on random labels
+    selectivity: ConfidenceInterval | None = None  # accuracy minus that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +94,20 @@ class ProbeCurves:
     control: tuple[ProbeCurve, ...]  # accuracy on random labels; empty for numbers
     selectivity: tuple[ProbeCurve, ...]  # accuracy minus that
     accuracy: tuple[ProbeCurve, ...]  # of the same probes, whatever the metric
-    mix: ConfidenceInterval  # score of a linear probe on the learned mix of all layers
-    mix_weights: tuple[float, ...]
+    mixes: tuple[MixProbe, ...]  # linear, mlp, and linear on random weights
+    mix_weights: tuple[float, ...]  # of the linear probe
     mix_center: float  # mean layer under the weights
     majority: float | None  # accuracy of the most frequent training label
     notes: tuple[str, ...] = ()
 
+    @property
+    def mix(self) -> ConfidenceInterval:
+        """The score of a linear probe on the learned mix of all layers."""
+        return self.mixes[0].score
+
     def to_json(self) -> dict[str, Any]:
         """Return all values by their names."""
-        return asdict(self)
+        return {**asdict(self), "mix": asdict(self.mix)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +168,7 @@ def probe(
         linear_statistics(dataset, random_network(network, loaded, seed), watch)
         for seed in range(seeds)
     ]
-    mixed = dataset.fit(features[0], features[1])
-    mix = dataset.test_statistics(mixed, features[2])
+    mixed = linear.mix_weights
     return ProbeCurves(
         model=str(model) if isinstance(model, Path | str) else network.family_name,
         task=rows.task.kind if not spans else SPANS,
@@ -159,16 +181,23 @@ def probe(
         scores=(
             linear.curve("linear"),
             hidden.curve("one hidden layer"),
-            curve("linear, random weights", dataset.metric, untrained),
+            curve("linear, random weights", dataset.metric, [each[:-1] for each in untrained]),
         ),
         control=linear.control_curves("linear") + hidden.control_curves("one hidden layer"),
         selectivity=linear.selectivity("linear") + hidden.selectivity("one hidden layer"),
         accuracy=linear.accuracy("linear") + hidden.accuracy("one hidden layer"),
-        mix=interval(dataset.metric, [mix]),
-        mix_weights=tuple(mixed.mix_weights),
-        mix_center=center_of_gravity(mixed.mix_weights),
+        mixes=(
+            linear.mix("linear"),
+            hidden.mix("one hidden layer"),
+            MixProbe(
+                "linear, random weights",
+                interval(dataset.metric, [each[-1] for each in untrained]),
+            ),
+        ),
+        mix_weights=mixed,
+        mix_center=center_of_gravity(mixed),
         majority=majority(dataset),
-        notes=rows.notes,
+        notes=(*rows.notes, *dataset.notes),
     )
 
 
@@ -185,7 +214,10 @@ def read_probe_rows(
         if isinstance(file, Path | str) and not Path(file).is_file():
             raise UserError(f"no such file: {file}")
     if task == SPANS or (task is None and files and is_span_file(Path(train))):
-        found = [read_spans(Path(file)) for file in (train, dev, test) if file is not None]
+        given = {"train": train, "dev": dev, "test": test}
+        spans = {name: read_spans(Path(file)) for name, file in given.items() if file is not None}
+        check_forms(spans)
+        found: list[list[Any]] = [*spans.values()]
         probed = task_class("classify").from_rows(found[0], file=str(train))
     else:
         dataset = task_dataset(train, dev, task=task, columns=columns)
@@ -233,12 +265,13 @@ def labelled_rows(file: Any, task: str, columns: str | None) -> list[Any]:
 
 @dataclass(frozen=True, eq=False)
 class LayerFits:
-    """The test results of one kind of probe: of every seed, then of every layer."""
+    """The test results of one kind of probe: of every seed, then of every layer and of the mix."""
 
     metric: Metric
     statistics: list[list[Statistics]]
     hits: list[list[NDArray[np.float64]]]  # 1 where an item is right; empty for numbers
     control_hits: list[list[NDArray[np.float64]]]
+    mix_weights: tuple[float, ...]  # of the first seed
 
     @classmethod
     def fit(
@@ -249,67 +282,90 @@ class LayerFits:
         seeds: int,
         watch: Callable[[str], None],
     ) -> "LayerFits":
-        """Fit the probes of all layers, and those of control tasks."""
+        """Fit the probes of all layers and of their mix, and those of control tasks."""
+        train, dev, test = (with_mix(layers) for layers in features)
         numbers = dataset.task.output == "number"
         targets, dev_targets, test_targets = dataset.targets
-        found = cls(dataset.metric, [], [], [])
+        statistics, hits, control_hits = [], [], []
         probes: list[FittedProbe] = []
+        weights: tuple[float, ...] = ()
         for seed in range(seeds):
             watch(f"{kind} probes, seed {seed}")
             if kind != "linear" or not probes:  # a linear probe is the same for every seed
                 probes = [
-                    fit_layer(dataset, kind, train, dev, targets, dev_targets, seed)
-                    for train, dev in zip(*features[:2], strict=True)
+                    fit_layers(dataset, kind, a, b, targets, dev_targets, seed)
+                    for a, b in zip(train, dev, strict=True)
                 ]
-            pairs = list(zip(probes, features[2], strict=True))
-            found.statistics.append([dataset.test_statistics(p, [test]) for p, test in pairs])
+                weights = weights or tuple(probes[-1].mix_weights)
+            pairs = list(zip(probes, test, strict=True))
+            statistics.append([dataset.test_statistics(*pair) for pair in pairs])
             if numbers:
                 continue
-            found.hits.append([hits_of(p, test, test_targets) for p, test in pairs])
+            hits.append([hits_of(*pair, test_targets) for pair in pairs])
             drawn = control_tags(dataset.task, dataset.rows, seed)
             labels, dev_labels, test_labels = (part.to(targets.device) for part in drawn)
             control = (
-                fit_layer(dataset, kind, train, dev, labels, dev_labels, seed, like=own)
-                for train, dev, own in zip(*features[:2], probes, strict=True)
+                fit_layers(dataset, kind, a, b, labels, dev_labels, seed, like=own)
+                for a, b, own in zip(train, dev, probes, strict=True)
             )
-            found.control_hits.append(
-                [hits_of(p, t, test_labels) for p, t in zip(control, features[2], strict=True)]
+            control_hits.append(
+                [hits_of(*pair, test_labels) for pair in zip(control, test, strict=True)]
             )
-        return found
+        return cls(dataset.metric, statistics, hits, control_hits, weights)
 
     def curve(self, name: str) -> ProbeCurve:
         """Return the metric of every layer, a mean over seeds."""
-        return curve(name, self.metric, self.statistics)
+        return curve(name, self.metric, [each[:-1] for each in self.statistics])
 
     def accuracy(self, name: str) -> tuple[ProbeCurve, ...]:
         """Return the accuracy on items: texts, words or spans."""
-        return accuracy_curve(name, self.hits)
+        return accuracy_curve(name, [each[:-1] for each in self.hits])
 
     def control_curves(self, name: str) -> tuple[ProbeCurve, ...]:
         """Return the accuracy on the labels of control tasks."""
-        return accuracy_curve(name, self.control_hits)
+        return accuracy_curve(name, [each[:-1] for each in self.control_hits])
 
     def selectivity(self, name: str) -> tuple[ProbeCurve, ...]:
         """Return the accuracy minus that on control tasks (Hewitt & Liang 2019)."""
-        differences = [
+        return accuracy_curve(name, [each[:-1] for each in self.differences])
+
+    def mix(self, name: str) -> MixProbe:
+        """Return the values of the probe on the mix of all layers."""
+        score = interval(self.metric, [each[-1] for each in self.statistics])
+        if not self.hits:
+            return MixProbe(name, score)
+        accuracy, control, difference = (
+            accuracy_interval([each[-1] for each in values])
+            for values in (self.hits, self.control_hits, self.differences)
+        )
+        return MixProbe(name, score, accuracy, control, difference)
+
+    @property
+    def differences(self) -> list[list[NDArray[np.float64]]]:
+        """What an item adds to the selectivity: 1, 0 or -1."""
+        return [
             [own - control for own, control in zip(*pair, strict=True)]
             for pair in zip(self.hits, self.control_hits, strict=True)
         ]
-        return accuracy_curve(name, differences)
 
 
-def fit_layer(
+def with_mix(layers: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return what each probe reads: a single layer, and the last one all of them."""
+    return [*([layer] for layer in layers), [*layers]]
+
+
+def fit_layers(
     dataset: ProbeDataset,
     kind: str,
-    train: Tensor,
-    dev: Tensor,
+    train: Sequence[Tensor],
+    dev: Sequence[Tensor],
     targets: Tensor,
     dev_targets: Tensor,
     seed: int,
     *,
     like: FittedProbe | None = None,
 ) -> FittedProbe:
-    """Fit a linear probe or one with a hidden layer on the vectors of one layer.
+    """Fit a linear probe or one with a hidden layer on one layer, or on a mix of several.
 
     A linear probe of a control task has the penalty of the one that it is `like`.
     """
@@ -318,26 +374,27 @@ def fit_layer(
         targets, dev_targets = dataset.standardized(targets), dataset.standardized(dev_targets)
     if kind == "linear":
         same = (like.penalty,) if isinstance(like, LinearProbe) else dataset.penalties
-        return fit_probe([train], targets, [dev], dev_targets, outputs=outputs, penalties=same)
+        return fit_probe(train, targets, dev, dev_targets, outputs=outputs, penalties=same)
     return fit_mlp_probe(train, targets, dev, dev_targets, outputs=outputs, seed=seed)
 
 
 def linear_statistics(
     dataset: ProbeDataset, network: LanguageModel, watch: Callable[[str], None]
 ) -> list[Statistics]:
-    """Return the test statistics of linear probes on every layer of a network."""
+    """Return the test statistics of linear probes on every layer of a network, and on the mix."""
     watch("random weights")
-    train, dev, test = (dataset.features(network, group) for group in dataset.instances)
+    features = (dataset.features(network, group) for group in dataset.instances)
+    train, dev, test = map(with_mix, features)
     return [
-        dataset.test_statistics(dataset.fit([a], [b]), [c])
+        dataset.test_statistics(dataset.fit(a, b), c)
         for a, b, c in zip(train, dev, test, strict=True)
     ]
 
 
-def hits_of(probe: FittedProbe, layer: Tensor, targets: Tensor) -> NDArray[np.float64]:
+def hits_of(probe: FittedProbe, layers: Sequence[Tensor], targets: Tensor) -> NDArray[np.float64]:
     """Return 1 for every item whose best score is that of its target."""
     with torch.no_grad():
-        return (probe([layer]).argmax(1) == targets).double().cpu().numpy()
+        return (probe(layers).argmax(1) == targets).double().cpu().numpy()
 
 
 def interval(metric: Metric, statistics: Sequence[Statistics]) -> ConfidenceInterval:
@@ -362,14 +419,14 @@ def accuracy_curve(
     """Return the mean of every layer with an interval of resampled items; none for numbers."""
     if not hits:
         return ()
-    found = []
-    for layer in zip(*hits, strict=True):
-        values = np.mean(layer, axis=0)
-        drawn = [float(values[rows].mean()) for rows in resample(len(values), N_RESAMPLES, 0)]
-        found.append(
-            ConfidenceInterval(float(values.mean()), *percentiles(drawn, CONFIDENCE_LEVEL))
-        )
-    return (ProbeCurve(name, tuple(found)),)
+    return (ProbeCurve(name, tuple(accuracy_interval(layer) for layer in zip(*hits, strict=True))),)
+
+
+def accuracy_interval(hits: Sequence[NDArray[np.float64]]) -> ConfidenceInterval:
+    """Return the mean over seeds and items, with an interval of resampled items."""
+    values = np.mean(hits, axis=0)
+    drawn = [float(values[rows].mean()) for rows in resample(len(values), N_RESAMPLES, 0)]
+    return ConfidenceInterval(float(values.mean()), *percentiles(drawn, CONFIDENCE_LEVEL))
 
 
 def majority(dataset: ProbeDataset) -> float | None:
@@ -383,6 +440,9 @@ def majority(dataset: ProbeDataset) -> float | None:
 def probe_page(result: ProbeCurves) -> ProbePage:
     """Gather the values of the page."""
 
+    def bounds(value: ConfidenceInterval | None) -> tuple[float, float, float] | None:
+        return None if value is None else (value.score, value.low, value.high)
+
     def points(curves: Sequence[ProbeCurve]) -> list[tuple[str, list[tuple[float, float, float]]]]:
         return [(c.name, [(i.score, i.low, i.high) for i in c.layers]) for c in curves]
 
@@ -392,7 +452,10 @@ def probe_page(result: ProbeCurves) -> ProbePage:
         scores=points(result.scores),
         control=points(result.control),
         selectivity=points(result.selectivity),
-        mix=(result.mix.score, result.mix.low, result.mix.high),
+        mixes=[
+            (mix.name, [bounds(i) for i in (mix.score, mix.accuracy, mix.control, mix.selectivity)])
+            for mix in result.mixes
+        ],
         mix_weights=result.mix_weights,
         mix_center=result.mix_center,
         majority=result.majority if result.metric == "accuracy" else None,

@@ -1,6 +1,6 @@
 """Vectors of texts and words from every frozen layer, and the linear probes that read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from kinfolk.families import family_of
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.linear_probe import LinearProbe, fit_probe
+from kinfolk.nn.mlp_probe import MLPProbe
 from kinfolk.rng import sequential
 from kinfolk.tasks.formulations.base import Formulation, Instance, TaskTargets, segment_mean
 from kinfolk.tasks.formulations.choose import build_formulation
@@ -22,7 +23,7 @@ from kinfolk.tasks.instances import length_buckets
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 
-FittedProbe = Callable[[Sequence[Tensor]], Tensor]  # layers to the scores of items
+FittedProbe = LinearProbe | MLPProbe
 TextPooling = Literal["mean", "max", "first", "last"]
 MAX_TOKENS = 128  # of a text; the same for all families
 TOKENS_PER_BATCH = 4096
@@ -69,6 +70,7 @@ class ProbeDataset:
     instances: tuple[list[Instance], ...]
     targets: tuple[Tensor, ...]  # of each text or word
     control: tuple[Tensor, ...] | None  # random tags of word types
+    notes: tuple[str, ...] = ()  # what was cut
 
     @classmethod
     def open(
@@ -93,6 +95,10 @@ class ProbeDataset:
         metrics = task.metrics([task.reference(row) for row in splits[-1]])
         device = next(network.parameters()).device
         control = control_tags(task, splits, seed) if task.output == "tags" else None
+        encoded = [
+            [formulation.instances(row, tokenizer, labelled=False) for row in rows]
+            for rows in splits
+        ]
         return cls(
             task,
             next(metric for metric in metrics if metric.name == task.main_metric),
@@ -100,12 +106,10 @@ class ProbeDataset:
             pooling,
             penalties,
             splits,
-            tuple(
-                [i for row in rows for i in formulation.instances(row, tokenizer, labelled=False)]
-                for rows in splits
-            ),
+            tuple([instance for group in groups for instance in group] for groups in encoded),
             tuple(item_targets(task, rows).to(device) for rows in splits),
             control and tuple(tags.to(device) for tags in control),
+            tuple(length_notes([each for groups in encoded for each in groups], length)),
         )
 
     def probe(self, network: LanguageModel, *, pretrained: bool) -> LayerProbes:
@@ -210,6 +214,19 @@ class ProbeDataset:
             memorized = (control(test).argmax(1) == self.control[-1]).double().mean()
             selectivity.append(float(hits - memorized))
         return tuple(selectivity)
+
+
+def length_notes(rows: Sequence[Sequence[Instance]], length: int) -> list[str]:
+    """Return sentences about rows that are longer than a number of tokens, if there are any."""
+    counts = {
+        "their end was cut off": sum(any(i.truncated_tokens for i in row) for row in rows),
+        "they were read in parts": sum(len(row) > 1 for row in rows),
+    }
+    return [
+        f"{count:,} of {len(rows):,} rows are longer than {length} tokens: {done}"
+        for done, count in counts.items()
+        if count
+    ]
 
 
 def item_targets(task: Task, rows: Sequence[Any]) -> Tensor:

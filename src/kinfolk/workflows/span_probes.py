@@ -9,7 +9,7 @@ label is one of the word, such as its sense. The second form is that of Words in
 characters. A span is the mean of its words.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,19 +61,38 @@ class SpanRow(LabelledText):
     """A label of one span or two; its texts are the words of the spans."""
 
     spans: tuple[WordSpan, ...] = ()
+    same_sentence: bool = True  # all spans are in one sentence
 
     is_span: ClassVar[bool] = True
 
     @property
-    def same_sentence(self) -> bool:
-        """Whether all spans are in one sentence."""
-        return len({span.words for span in self.spans}) == 1
+    def form(self) -> str:
+        """What the vector of the row is made of."""
+        if len(self.spans) == 1:
+            return "one span"
+        return f"two spans in {'one sentence' if self.same_sentence else 'two sentences'}"
 
 
-def span_row(spans: Sequence[WordSpan], label: Any, number: int) -> SpanRow:
+def span_row(
+    spans: Sequence[WordSpan], label: Any, number: int, *, same_sentence: bool = True
+) -> SpanRow:
     """Return a row of spans."""
     name = str(label).lower() if isinstance(label, bool) else str(label)
-    return SpanRow(tuple(span.text for span in spans), name, number, spans=tuple(spans))
+    texts = tuple(span.text for span in spans)
+    return SpanRow(texts, name, number, spans=tuple(spans), same_sentence=same_sentence)
+
+
+def check_forms(splits: Mapping[str, Sequence[SpanRow]]) -> None:
+    """Refuse rows whose vectors would have another form than that of the first training row."""
+    (first, *_), *_ = splits.values()
+    for name, rows in splits.items():
+        for row in rows:
+            if row.form != first.form:
+                raise UserError(
+                    f"line {row.number:,} of the {name} rows has {row.form}, and line "
+                    f"{first.number:,} of the train rows {first.form}: probe one form of rows at "
+                    "a time; put the others in files of their own"
+                )
 
 
 def is_span_file(path: Path) -> bool:
@@ -124,7 +143,8 @@ def _records(file: LabelledFile, path: Path) -> Iterator[SpanRow]:
                     yield checked(span_row(spans, target["label"], number), where)
             else:
                 spans = [_in_context(record, n) for n in ("1", "2")]
-                yield checked(span_row(spans, record["label"], number), where)
+                row = span_row(spans, record["label"], number, same_sentence=False)
+                yield checked(row, where)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{where} has no spans with a label ({type(error).__name__}: {error}): write "
@@ -196,7 +216,16 @@ class SpanProbeDataset(ProbeDataset):
             tuple(instances for _, instances in encoded),
             tuple(item_targets(task, rows).to(device) for rows in kept),
             None,
+            cls.fit_notes(sum(map(len, splits)), sum(map(len, kept)), formulation.max_length),
         )
+
+    @staticmethod
+    def fit_notes(rows: int, kept: int, length: int) -> tuple[str, ...]:
+        """Return a sentence about the rows of spans that do not fit, if there are any."""
+        if rows == kept:
+            return ()
+        left_out = f"{rows - kept:,} of {rows:,} rows of spans"
+        return (f"{left_out} are left out: their sentences are longer than {length} tokens",)
 
     @classmethod
     def encode(

@@ -23,7 +23,7 @@ from kinfolk.training.workload import select_device, uses_bfloat16
 from kinfolk.workflows.folders import RESUME, check_new_folder, find_model_folder
 from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.languages import find_route, target_languages
-from kinfolk.workflows.load import load
+from kinfolk.workflows.load import check_trained, load
 from kinfolk.workflows.parallel import DEV_FILE, MultilingualData, ParallelData, SentencePairs
 from kinfolk.workflows.pretrain import PretrainWorkload, process_grid
 from kinfolk.workflows.recipe import CorpusShare, Recipe, recipe, recipe_of
@@ -253,6 +253,7 @@ def load_translator(
         raise UserError(
             f"{family_of(model).name} models cannot translate: use an encoder-decoder such as t5"
         )
+    check_trained(model)
     return model.to(select_device(device)), tokenizer
 
 

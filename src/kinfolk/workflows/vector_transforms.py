@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -157,13 +157,30 @@ class VectorTransforms:
                 "same, or leave both out"
             )
 
+    def check_family(self, family: str) -> None:
+        """Refuse a model of another family than it was fitted on."""
+        if self.model is not None and self.model.family != family:
+            self.refuse(f"a {self.model.family} model, and this is {family}")
+
+    def check_layers(self, sizes: Sequence[int]) -> None:
+        """Refuse a network without the layers that it was fitted on; `sizes` are of all layers."""
+        last = len(sizes) - 1
+        missing = [n for n in self.layers if n > last]
+        if missing:
+            self.refuse(f"layer {missing[0]}, and this model has layers 0 to {last}")
+        for n in self.layers:
+            self.check_size(sizes[n])
+
     def check_model(self, model: ModelReference) -> None:
         """Refuse the vectors of another model than it was fitted on."""
         if self.model is None or self.model.matches(model):
             return
-        known = f"a {self.model.family} model, and this is {model.family}"
-        if self.model.family == model.family:
-            known = f"another {model.family} model or tokenizer"
+        self.check_family(model.family)
+        self.refuse(f"another {model.family} model or tokenizer")
+
+    @staticmethod
+    def refuse(known: str) -> NoReturn:
+        """Raise the error about vectors of another model."""
         raise UserError(
             f"the transform was fitted on vectors of {known}: use the model that it was fitted "
             "with, or fit a new transform"
