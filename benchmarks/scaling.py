@@ -149,7 +149,7 @@ class ProductBytes(TorchDispatchMode):
 
 def measure_copy(device: torch.device, seconds: float) -> float:
     """Return the bytes a second that a copy of a large tensor reads and writes."""
-    source = torch.zeros(COPIED[device.type], device=device)
+    source = torch.rand(COPIED[device.type], device=device)  # zeros may be pages without memory
     target, speeds = torch.empty_like(source), list[float]()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(speeds) < 3:

@@ -90,16 +90,21 @@ def test_a_trained_network_equals_transformers(name: str, home: Home) -> None:
         assert np.nanmean(found["losses"]) < np.log(want.logits.shape[-1])
 
 
-def test_a_trained_encoder_decoder_equals_transformers(home: Home) -> None:
-    folder, theirs = trained(home, "t5")
-    found = inspect(load_model(folder), IDS, target=TARGET)
+def encoder_decoder_outputs(theirs: Any) -> Any:
+    """Return what a network of transformers computes, with attentions and hidden states."""
     with torch.no_grad():
-        want = theirs(
+        return theirs(
             torch.tensor([IDS]),
             labels=torch.tensor([TARGET]),
             output_attentions=True,
             output_hidden_states=True,
         )
+
+
+def test_a_trained_encoder_decoder_equals_transformers(home: Home) -> None:
+    folder, theirs = trained(home, "t5")
+    found = inspect(load_model(folder), IDS, target=TARGET)
+    want = encoder_decoder_outputs(theirs)
     for stack in ("encoder", "decoder"):
         close(found[f"{stack}_attention"], getattr(want, f"{stack}_attentions"))
         close(found[f"{stack}_hidden_states"], getattr(want, f"{stack}_hidden_states"))
@@ -190,13 +195,7 @@ def test_t5_equals_transformers(gated: bool, tmp_path: Path) -> None:
     )
     theirs = saved(transformers, "T5ForConditionalGeneration", config, tmp_path)
     found = inspect(load_model(tmp_path), IDS, target=TARGET)
-    with torch.no_grad():
-        want = theirs(
-            torch.tensor([IDS]),
-            labels=torch.tensor([TARGET]),
-            output_attentions=True,
-            output_hidden_states=True,
-        )
+    want = encoder_decoder_outputs(theirs)
     close(found["encoder_attention"], want.encoder_attentions)
     close(found["decoder_attention"], want.decoder_attentions)
     close(found["cross_attention"], want.cross_attentions)

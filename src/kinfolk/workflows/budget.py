@@ -55,11 +55,11 @@ HOW: dict[Kind, str] = {
     "minutes": (
         "Every run is given as many seconds. The seconds of a step, from reading its batch to the "
         "update of the weights, were measured on this machine before the runs, for a twentieth of "
-        "the budget: all runs in turn, the median of many rounds, while as many other processes "
-        "trained as run at a time (--jobs). The steps follow from them and stay the same where a "
-        "run is resumed; the seconds that the runs took, which other programs on the machine "
-        "change, are in the table of costs. Starting, compiling, evaluations and checkpoints are "
-        "not in the budget."
+        "the budget, up to 20 seconds each: all runs in turn, the median of the rounds, while as "
+        "many other processes trained as run at a time (--jobs). The steps follow from them and "
+        "stay the same where a run is resumed; the seconds that the runs took, which other "
+        "programs on the machine change, are in the table of costs. Starting, compiling, "
+        "evaluations and checkpoints are not in the budget."
     ),
 }
 

@@ -152,8 +152,7 @@ def isotropy(
     watch("layers")
     measured = [
         measure_layer(
-            *(n, tokens, whole, pair_layers[n] if scored else None),
-            *(scored, n_resamples, seed),
+            n, tokens, whole, pair_layers[n] if scored else None, scored, n_resamples, seed
         )
         for n, (tokens, whole) in enumerate(zip(own.tokens, own.texts, strict=True))
     ]
