@@ -353,8 +353,9 @@ class Family:
     def fast_train(self, train: TrainConfig, *, scale: float = 1.0) -> TrainConfig:
         """Return settings with the fast recipe's optimizer, rates (times `scale`) and schedule.
 
-        Batches, steps, betas and clipping stay. The rates do not depend on the width: a step of
-        Muon changes a matrix by as much at any width, and embeddings need no smaller steps.
+        Batches, steps, betas and clipping stay. The rates are the same at every width: a step of
+        Muon changes a matrix by as much at any of them. Above the standard size `mini` that was not
+        measured (docs/benchmarks.md, "Time to quality").
         """
         assert self.fast_rates is not None
         lr, matrix_lr = self.fast_rates.lr, self.fast_rates.matrix_lr
