@@ -1,5 +1,7 @@
 """A captured turn on an accelerator writes what the plain loop writes, and kernels of our own."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -60,6 +62,26 @@ def test_a_captured_turn_writes_what_the_loop_writes(
     assert [t.finished for t in captured] == [t.finished for t in plain]
     for one, other in zip(captured, plain, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+def test_memory_is_pinned_by_another_thread_while_a_turn_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, pinned = cuda_graph.GraphedDecodeStep.step, list[bool]()
+
+    def pin() -> bool:
+        return torch.empty(2**27, dtype=torch.uint8, pin_memory=True).is_pinned()
+
+    def step_while_pinning(self: cuda_graph.GraphedDecodeStep) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            with ThreadPoolExecutor(1) as loader:
+                pinned.append(loader.submit(pin).result())
+        step(self)
+
+    monkeypatch.setattr(cuda_graph.GraphedDecodeStep, "step", step_while_pinning)
+    model = CONFIGS["gpt2"].build().to("cuda")
+    texts = write(model, PROMPTS, max_new_tokens=40)
+    assert pinned == [True] and len(texts) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt2", "gpt3"])

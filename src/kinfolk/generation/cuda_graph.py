@@ -129,7 +129,8 @@ class GraphedDecodeStep:
                 self.run()
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # Only the calls of this thread are checked: a data loader pins memory in another one.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.run()
 
     def __call__(self) -> None:
