@@ -43,9 +43,9 @@ plain float32 network. A workload that fails is named at the end, after the tabl
 With `--cpu-time` the seconds are those of this process on its CPU, not those of the clock on the
 wall: on a machine where other programs run, ratios of one thread are meaningful only so.
 
-Blocks of steps alternate between all sides; on CUDA those of the first ten seconds are not counted.
-At least five rounds are. Speeds are medians over the rounds; a ratio is the median of the ratios in
-each round. The table at the end has for every side:
+Blocks of steps alternate between all sides; on CUDA those of the first `--warm-up` seconds are not
+counted. At least five rounds are. Speeds are medians over the rounds; a ratio is the median of the
+ratios in each round. The table at the end has for every side:
 
     ratio         kinfolk's tokens a second over this side's
     of ceiling    FLOP/s of the products of weights and tokens (6ND: attention is left out, and
@@ -53,9 +53,18 @@ each round. The table at the end has for every side:
                   large matrices, measured in this run (in bfloat16 on CUDA, over ten seconds)
     memory        most bytes on the device in its steps, with its own weights and optimizer; on the
                   CPU what a step adds to the resident set, and these
-    data wait     share of the time in which the device waited for a batch
+    data wait     share of the time in which the device waited for a batch; on CUDA in one long
+                  block, since the loader has made the batches of a short one before
+    batch         milliseconds of one core in which a batch is made
     start         seconds from nothing to the end of the first step, without imports; compile: those
-                  in which the compiler ran
+                  in which the compiler ran. The heading says where the compiler found kernels of an
+                  earlier process in its cache, or other workloads were compiled at the same time
+
+With `--parallel` so many workloads are built, checked and compiled at the same time, each in a
+process of its own; they are timed one after the other, while the others wait. `--out` appends a
+line of JSON for each workload when it is done. With `--profile` it has the kernels of a step of
+each side of kinfolk without the feed, by kind and by name: they run one after the other, so that
+what their times leave of the step, the device was idle.
 """
 
 import argparse
@@ -63,14 +72,17 @@ import copy
 import ctypes
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -110,9 +122,23 @@ RATE = 1e-4
 CHECKED = 4  # packed rows whose texts are compared before anything is timed
 ROUNDS = 5  # at least
 BLOCK = 0.5  # seconds, or one step where it takes longer
+LONG_BLOCK = 40  # steps, more than the loader makes ahead
 WARM_UP = 10.0  # seconds on CUDA: a GPU that was idle runs above the clock that it can hold
+PROFILED = 12  # steps
+TOP_KERNELS = 40  # in the JSON
 ENDLESS = 10**9  # steps of the run that is measured
-FEED, NO_FEED = "kinfolk", "kinfolk, no feed"
+FEED, NO_FEED, PEER = "kinfolk", "kinfolk, no feed", "peer"
+# Kinds of kernels, each with words in their names: a kernel is of the first kind that has one.
+KERNEL_KINDS = {
+    "loss over the vocabulary": ("cross_entropy", "log_softmax", "online_softmax"),
+    "attention": ("flex_attention", "flash", "fmha", "attention", "sdpa"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitkreduce", "triton_tem"),
+    "optimizer and clipping": ("multi_tensor", "adam", "lpnorm", "foreach"),
+    "norms": ("layer_norm", "rms", "_norm", "var_mean", "rsqrt"),
+    "activations": ("gelu", "relu", "silu", "erf", "tanh"),
+    "embeddings": ("embedding", "index_put", "indexing", "gather", "scatter", "sort", "radix"),
+    "copies": ("memcpy", "memset", "copy", "cat", "clone", "_to_copy"),
+}
 Clock = Callable[[], float]  # seconds
 
 
@@ -555,6 +581,7 @@ def ours(
     began = time.perf_counter()
     step = work.make_step(Path(), device, bfloat16=uses_bfloat16(work.train, device))
     assert isinstance(step, TrainStep)
+    step.on_message = lambda message: print(message, file=sys.stderr)  # the compiler failed
     cuda = device.type == "cuda"
     one = step_by_step(work, cuda)
     ready = [[part.to(device) for part in next(one)] for _ in range(pool)]
@@ -665,7 +692,7 @@ def eager_side(
     streams = [s for parts, _ in ready for b in parts for s in streams_of(b.inputs)]
     slots = sum(s.input_ids.numel() for s in streams)
     return Side(
-        name="peer",
+        name=PEER,
         step=lambda number: step(number, ready[number % len(ready)][0]).loss,
         tokens=lambda number: ready[number % len(ready)][1],
         states=lambda: step_tensors(step),
@@ -831,7 +858,8 @@ class Settings:
     compiled: bool  # the peer too; on a CPU where its batches have one shape
     grouped: bool  # the peer also with batches of texts of about one length
     variants: Sequence[Sequence[str]]  # settings of other runs
-    ceiling: float  # FLOP/s
+    warm_up: float  # seconds on CUDA
+    profile: bool
     clock: Clock
 
 
@@ -843,8 +871,24 @@ def run_settings(rows: int, settings: Sequence[str]) -> TrainConfig:
     return apply_overrides(train, settings)
 
 
-def measure(work: Work, s: Settings) -> dict[str, Any]:
-    """Check that both sides do the same work, then time them in turn."""
+@dataclass(kw_only=True)
+class Prepared:
+    """A workload whose sides were checked and have done their first steps."""
+
+    work: Work
+    peers: list[Side]
+    own: list[Side]  # with the feed, without, and the variants
+    left_out: dict[str, str]  # variants that are not timed, with the reason
+    checked: Checked
+    batch_ms: float  # of one core
+    figures: dict[str, Any]  # that are known before anything is timed
+
+
+def prepare(work: Work, s: Settings, alone: AbstractContextManager[Any]) -> Prepared:
+    """Build all sides, check that they do the same work, and do their first steps.
+
+    Peers that are not compiled take most of the memory of the device: they do that `alone`.
+    """
     began = time.perf_counter()
     rows, length, vocab = s.rows or work.rows, s.length or work.length, s.vocab or work.vocab
     kind = family(work.name).objective(work.way)
@@ -861,50 +905,38 @@ def measure(work: Work, s: Settings) -> dict[str, Any]:
         fields = (*own_fields, *fields)
     fresh = shaped(work, size, fields, vocab, length).build()
     train = run_settings(rows, ())
+    others = [run_settings(rows, variant) for variant in s.variants]
     dataset: Any = (ContiguousDataset if objective.recurrent else PackedDataset)(
         objective, texts, batch_size=rows, seed=train.seed
     )
+    batch_ms = batch_milliseconds(dataset, s.pool)
     peers, checked = peer_sides(work, fresh, objective, dataset, s)
     run = Measured(copy.deepcopy(fresh), objective, dataset, train, s.device)
     plain = plain_loss(run.model, objective, dataset[0])
-    own = ours(run, (), s.pool, s.device, feeds=True, clock=s.clock)
-    for variant in s.variants:
-        other = Measured(
-            copy.deepcopy(fresh), objective, dataset, run_settings(rows, variant), s.device
-        )
-        own += ours(other, variant, s.pool, s.device, feeds=False, clock=s.clock)
-    for peer in peers:
-        peer.clock = s.clock
-    sides = [*peers, *own]
-    for side in sides:
-        side.warm_up()
+    for side in peers:
+        side.clock = s.clock
+        with alone if side.name == PEER else nullcontext():
+            side.warm_up()
+            empty_cache(s.device)
+    own, left_out = ours(run, (), s.pool, s.device, feeds=True, clock=s.clock), dict[str, str]()
     for side in own:
-        if side.name != NO_FEED and abs(side.first / plain - 1) > 0.01:
-            raise SystemExit(
-                f"{work.name}: the first timed step of {side.name} has a loss of {side.first}, "
-                f"and the plain float32 network one of {plain} on the same batch"
-            )
-    start = time.perf_counter()
-    while s.device.type == "cuda" and time.perf_counter() - start < WARM_UP:
-        for side in sides:
-            side.block(counted=False)
-    start = time.perf_counter()
-    while len(own[0].speeds) < ROUNDS or time.perf_counter() - start < s.seconds:
-        for side in sides:
-            side.block()
-    for side in sides:
-        if not math.isfinite(side.last):
-            raise SystemExit(f"{work.name}: the loss of {side.name} is {side.last}")
-    found = {side.name: side.figures(checked.flops, s.ceiling) for side in sides}
-    for side in sides:
-        ratios = [a / b for a, b in zip(own[0].speeds, side.speeds, strict=True)]
-        found[side.name]["ratio"] = round(statistics.median(ratios), 3)
-        found[side.name]["spread"] = [round(q, 3) for q in np.quantile(ratios, [0.25, 0.75])]
-    return {
-        "ratio": found["peer"]["ratio"],
-        "ratio_compiled": found.get("peer, compiled", {}).get("ratio"),
-        "rounds": len(own[0].speeds),
-        "sides": found,
+        side.warm_up()
+    if mistake := wrong_loss(own[0], plain):
+        raise SystemExit(f"{work.name}: {mistake}")
+    for variant, settings in zip(s.variants, others, strict=True):
+        other = Measured(copy.deepcopy(fresh), objective, dataset, settings, s.device)
+        try:
+            (side,) = ours(other, variant, s.pool, s.device, feeds=False, clock=s.clock)
+            side.warm_up()
+        except (UserError, RuntimeError) as error:  # such as a kernel that the family cannot use
+            left_out[", ".join(variant)] = f"{type(error).__name__}: {error}"
+        else:
+            if mistake := wrong_loss(side, plain):
+                left_out[", ".join(variant)] = mistake
+            else:
+                own.append(side)
+        empty_cache(s.device)
+    figures = {
         "loss": checked.loss,
         "grad_norm": checked.grad_norm,
         "loss_timed": [own[0].first, plain],
@@ -914,8 +946,124 @@ def measure(work: Work, s: Settings) -> dict[str, Any]:
         "vocab": vocab,
         "rows": rows,
         "length": length,
+        "prepare_seconds": round(time.perf_counter() - began, 1),
+    }
+    return Prepared(
+        work=work,
+        peers=peers,
+        own=own,
+        left_out=left_out,
+        checked=checked,
+        batch_ms=batch_ms,
+        figures=figures,
+    )
+
+
+def batch_milliseconds(dataset: Any, batches: int) -> float:
+    """Return the milliseconds of one core in which a batch is made, in the median."""
+    taken = []
+    for number in range(batches):
+        began = time.thread_time()
+        dataset[number]
+        taken.append(1e3 * (time.thread_time() - began))
+    return statistics.median(taken)
+
+
+def empty_cache(device: torch.device) -> None:
+    """Give the memory that this process does not need back to the device, for others."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def wrong_loss(side: Side, plain: float) -> str | None:
+    """Return what is wrong with the loss of the first step, as it is timed."""
+    if abs(side.first / plain - 1) <= 0.01:
+        return None
+    return (
+        f"the first timed step of {side.name} has a loss of {side.first}, "
+        f"and the plain float32 network one of {plain} on the same batch"
+    )
+
+
+def measure(ready: Prepared, s: Settings, ceiling: float) -> dict[str, Any]:
+    """Time all sides in turn; `ceiling` is in FLOP/s."""
+    began = time.perf_counter()
+    sides, own, cuda = [*ready.peers, *ready.own], ready.own, s.device.type == "cuda"
+    start = time.perf_counter()
+    while cuda and time.perf_counter() - start < s.warm_up:
+        for side in sides:
+            side.block(counted=False)
+    start = time.perf_counter()
+    while len(own[0].speeds) < ROUNDS or time.perf_counter() - start < s.seconds:
+        for side in sides:
+            side.block()
+    fed, unfed = (statistics.median(side.speeds) for side in own[:2])
+    if cuda:
+        (fed, wait), (unfed, _) = (side.run(LONG_BLOCK) for side in own[:2])
+        own[0].waits = [wait]
+    for side in sides:
+        if not math.isfinite(side.last):
+            raise SystemExit(f"{ready.work.name}: the loss of {side.name} is {side.last}")
+    found = {side.name: side.figures(ready.checked.flops, ceiling) for side in sides}
+    found[FEED] |= {"batch_ms": round(ready.batch_ms, 3), "feed_cost": round(1 - fed / unfed, 4)}
+    for side in sides:
+        ratios = [a / b for a, b in zip(own[0].speeds, side.speeds, strict=True)]
+        found[side.name]["ratio"] = round(statistics.median(ratios), 3)
+        found[side.name]["spread"] = [round(q, 3) for q in np.quantile(ratios, [0.25, 0.75])]
+    if s.profile:
+        for side in own[1:]:
+            found[side.name]["profile"] = profile_steps(side)
+    return {
+        "ratio": found[PEER]["ratio"],
+        "ratio_compiled": found.get("peer, compiled", {}).get("ratio"),
+        "rounds": len(own[0].speeds),
+        "sides": found,
+        "left_out": ready.left_out,
+        **ready.figures,
         "seconds": round(time.perf_counter() - began, 1),
     }
+
+
+def kind_of(kernel: str) -> str:
+    """Return the kind of a kernel by its name."""
+    name = kernel.lower()
+    kinds = (kind for kind, words in KERNEL_KINDS.items() if any(word in name for word in words))
+    return next(kinds, "other")
+
+
+def profile_steps(side: Side) -> dict[str, Any]:
+    """Return the milliseconds of the kernels of a step, by kind and by name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        side.run(PROFILED)
+    kernels, calls, kinds = Counter[str](), Counter[str](), Counter[str]()
+    for event in trace.events() or ():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kernels[event.name] += event.device_time_total / 1e3 / PROFILED
+            calls[event.name] += 1
+    for kernel, ms in kernels.items():
+        kinds[kind_of(kernel)] += ms
+    return {
+        "step_ms": round(1e3 * side.pace, 3),  # under the profiler
+        "kernels_ms": round(sum(kernels.values()), 3),
+        "launches": round(sum(calls.values()) / PROFILED),
+        "kinds": {kind: round(ms, 3) for kind, ms in kinds.most_common()},
+        "kernels": [
+            (name, round(ms, 4), round(calls[name] / PROFILED, 2))
+            for name, ms in kernels.most_common(TOP_KERNELS)
+        ],
+    }
+
+
+def profile_table(name: str, found: Mapping[str, Any]) -> str:
+    """Write the kinds of kernels of each side that was profiled, a line each."""
+    return "\n".join(
+        f"{name}, {side}: kernels {p['kernels_ms']:.2f} ms, {p['launches']} launches: "
+        + ", ".join(f"{kind} {ms:.2f}" for kind, ms in p["kinds"].items())
+        for side, figures in found["sides"].items()
+        if (p := figures.get("profile"))
+    )
 
 
 def peer_sides(
@@ -964,7 +1112,7 @@ def peer_sides(
         return [single[i : i + together] for i in ends]
 
     grouped = groups_of(shuffled)
-    sides = [transformers_side("peer", peer, peer, optimizer, grouped, s.device)]
+    sides = [transformers_side(PEER, peer, peer, optimizer, grouped, s.device)]
     if s.grouped and work.join is None:
         # Texts of about one length share a batch; batches come in any order.
         rank = np.argsort([t.tokens for t in shuffled], kind="stable")
@@ -1034,13 +1182,13 @@ def measure_ceiling(
     return statistics.median(speeds[len(speeds) // 2 :])  # after the clock has settled
 
 
-def table(works: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write the figures of all workloads for a reader."""
-    head = ("workload", "", "tokens/s", "ratio", "of ceiling", "memory", "data wait", "start")
-    lines = [[*head, "of it compiling"]]
+def table(works: Mapping[str, Mapping[str, Any]], start: str) -> str:
+    """Write the figures of all workloads for a reader; `start` is the heading of the starts."""
+    head = ("workload", "", "tokens/s", "ratio", "of ceiling", "memory", "data wait", "batch")
+    lines = [[*head, start, "of it compiling"]]
     for name, found in works.items():
         for side, f in found["sides"].items():
-            label = side.replace("peer", found["peer_class"])
+            label = side.replace(PEER, found["peer_class"])
             low, high = f["spread"]
             is_feed = side == FEED
             lines.append(
@@ -1052,16 +1200,113 @@ def table(works: Mapping[str, Mapping[str, Any]]) -> str:
                     f"{f['of_ceiling']:.1%}",
                     f"{f['memory_gb']:.1f} GB" if f["memory_gb"] else "-",
                     f"{f['data_wait']:.1%}" if is_feed else "-",
+                    f"{f['batch_ms']:.2f} ms" if is_feed else "-",
                     f"{f['start_seconds']:.1f} s",
                     f"{f['compile_seconds']:.1f} s",
                 ]
             )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head) + 1)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(
         "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
         for line in lines
     )
+
+
+def start_heading(warm: bool, parallel: int) -> str:
+    """Return the heading of the starts, with what makes them shorter or longer."""
+    parts = ["start"]
+    if warm:
+        parts.append("caches warm")
+    if parallel > 1:
+        parts.append(f"{parallel} at once")
+    return ", ".join(parts)
+
+
+def compiler_cache_is_warm() -> bool:
+    """Return whether an earlier process compiled kernels into the cache of this one."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # where torch looks for them
+
+    return any(Path(cache_dir()).iterdir())
+
+
+def ceiling_of(s: Settings) -> float:
+    """Return the FLOP/s of a bare product, with as long a warm-up as the workloads have."""
+    seconds = s.warm_up if s.device.type == "cuda" else min(0.5, s.seconds)
+    return measure_ceiling(s.device, seconds, s.clock)
+
+
+def one_after_the_other(
+    names: Sequence[str], s: Settings
+) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Yield each workload with its figures, or what was wrong with it."""
+    ceiling = ceiling_of(s)
+    for name in names:
+        try:
+            with many_compiled():  # of every shape of every side
+                ready = prepare(WORKS[name](), s, nullcontext())
+                yield name, {**measure(ready, s, ceiling), "ceiling": ceiling}
+        except SystemExit as failure:
+            yield name, str(failure)
+        ready = None
+        if s.device.type == "cuda":
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+
+
+def work_process(name: str, s: Settings, turn: Any, alone: Any) -> None:
+    """Prepare a workload, say so, and time it when its turn comes: the ceiling is sent."""
+    sys.stdout = sys.stderr
+    try:
+        with many_compiled():
+            ready = prepare(WORKS[name](), s, alone)
+            turn.send(None)
+            ceiling = turn.recv()
+            turn.send({**measure(ready, s, ceiling), "ceiling": ceiling})
+    except SystemExit as failure:
+        turn.send(str(failure))
+    except EOFError:  # the first process has ended
+        return
+    except Exception as error:
+        turn.send(f"{name}: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+
+def side_by_side(
+    names: Sequence[str], s: Settings, parallel: int
+) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Prepare several workloads at the same time; yield each with its figures, timed in turn."""
+    spawn = multiprocessing.get_context("spawn")
+    alone, ceiling = spawn.Lock(), None
+    for first in range(0, len(names), parallel):
+        started = []
+        for name in names[first : first + parallel]:
+            here, there = spawn.Pipe()
+            process = spawn.Process(target=work_process, args=(name, s, there, alone))
+            process.start()
+            there.close()  # so that the end of the process ends what is read from it
+            started.append((name, process, here))
+        try:
+            found = {name: receive(name, turn) for name, _, turn in started}
+            for name, process, turn in started:
+                if found[name] is None:  # it is ready, and so are the others
+                    if ceiling is None:
+                        ceiling = ceiling_of(s)
+                        empty_cache(s.device)
+                    turn.send(ceiling)
+                    found[name] = receive(name, turn)
+                process.join()
+                yield name, found[name]
+        finally:
+            for _, _, turn in started:
+                turn.close()  # a process that waits ends
+
+
+def receive(name: str, turn: Any) -> Any:
+    """Return what a process sends, or that it ended before."""
+    try:
+        return turn.recv()
+    except EOFError:
+        return f"{name}: its process ended before it had figures"
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -1090,6 +1335,20 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--length", type=int, help="of a row; 128 on the CPU, 512 or 1024 on CUDA")
     parser.add_argument("--seconds", type=float, default=15, help="of measuring a workload")
     parser.add_argument("--pool", type=int, default=8, help="batches that are run through")
+    parser.add_argument(
+        "--warm-up", type=float, default=WARM_UP, help="seconds on CUDA before anything counts"
+    )
+    parser.add_argument(
+        "--parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help="prepare so many workloads at the same time",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="put the kernels of a step into the JSON, on CUDA"
+    )
+    parser.add_argument("--out", type=Path, help="append a line of JSON for each workload")
     parser.add_argument("--plain", action="store_true", help="do not compile the peer on CUDA")
     parser.add_argument(
         "--compiled",
@@ -1130,43 +1389,63 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         compiled=not told.plain if cuda else told.compiled,
         grouped=told.grouped,
         variants=[text.split(",") for text in told.variant],
-        ceiling=measure_ceiling(device, WARM_UP if cuda else min(0.5, told.seconds), clock),
+        warm_up=told.warm_up,
+        profile=told.profile and cuda,
         clock=clock,
     )
-    works: dict[str, dict[str, Any]] = {}
-    failures: list[str] = []
-    for name in told.workloads:
-        try:
-            with many_compiled():  # of every shape of every side
-                works[name] = measure(WORKS[name](), settings)
-            print(f"{name}: {works[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
-        except SystemExit as failure:
-            failures.append(str(failure))
-        if cuda:
-            torch.compiler.reset()
-            torch.cuda.empty_cache()
-    if not works:
-        raise SystemExit("; ".join(failures))
-    slowest = min(works, key=lambda name: float(works[name]["ratio"]))
-    compiled = [w["ratio_compiled"] for w in works.values() if w["ratio_compiled"] is not None]
-    found = {
-        "ratio": works[slowest]["ratio"],
-        "ratio_compiled": min(compiled, default=None),
-        "slowest": slowest,
-        **works,
-        "ceiling": settings.ceiling,
+    warm = cuda and compiler_cache_is_warm()
+    machine = {
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "precision": "bfloat16" if cuda else "float32",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "caches_warm": warm,
+        "parallel": told.parallel,
+    }
+    heading = start_heading(warm, told.parallel)
+    works: dict[str, dict[str, Any]] = {}
+    failures: list[str] = []
+    if told.parallel > 1:
+        results = side_by_side(told.workloads, settings, told.parallel)
+    else:
+        results = one_after_the_other(told.workloads, settings)
+    for name, result in results:
+        if isinstance(result, str):
+            failures.append(result)
+            print(result, file=sys.stderr, flush=True)
+            continue
+        works[name] = result
+        taken = result["prepare_seconds"], result["seconds"]
+        print(f"{name}: {taken[0]:.0f} s, timed in {taken[1]:.0f} s", file=sys.stderr)
+        print(table({name: result}, heading), file=sys.stderr, flush=True)
+        for variant, reason in result["left_out"].items():
+            print(f"{name}: without {variant}: {reason[:600]}", file=sys.stderr, flush=True)
+        if told.out is not None:
+            with told.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"workload": name, **machine, **result}) + "\n")
+    if not works:
+        raise SystemExit("; ".join(failures))
+    slowest = min(works, key=lambda name: float(works[name]["ratio"]))
+    compiled = [w["ratio_compiled"] for w in works.values() if w["ratio_compiled"] is not None]
+    ceiling = works[slowest]["ceiling"]
+    found = {
+        "ratio": works[slowest]["ratio"],
+        "ratio_compiled": min(compiled, default=None),
+        "slowest": slowest,
+        **works,
+        "ceiling": ceiling,
+        **machine,
     }
     print(
         f"{found['device']}, {found['precision']}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, {found['threads']} threads; "
-        f"a bare product: {settings.ceiling / 1e12:.3g} TFLOP/s"
+        f"a bare product: {ceiling / 1e12:.3g} TFLOP/s"
     )
-    print(table(works), flush=True)
+    print(table(works, heading), flush=True)
+    for name, work in works.items():
+        if lines := profile_table(name, work):
+            print(lines, flush=True)
     if told.json:
         print(json.dumps(found), flush=True)
     if failures:

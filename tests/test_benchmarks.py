@@ -9,6 +9,7 @@ import random
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -97,6 +98,51 @@ def test_a_workload_and_a_variant_of_its_settings_are_in_one_table(
         *("BertForMaskedLM", "BertForMaskedLM, grouped by length"),
         *("kinfolk", "kinfolk, no feed", variant),
     ]
+
+
+def test_a_variant_that_cannot_run_is_left_out_and_finished_workloads_are_lines_of_a_file(
+    training: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    more = ["--workloads", "glm", "--variant", "attention=flex", "--out", str(out)]
+    found = figures(training, capsys, *more)["glm"]
+    assert "train.attention=flex" in found["left_out"]["attention=flex"]
+    assert found["sides"].keys() == {"peer", "kinfolk", "kinfolk, no feed"}
+    assert found["sides"]["kinfolk"]["batch_ms"] > 0
+    (line,) = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    assert line["workload"] == "glm" and line["caches_warm"] is False
+    assert line["sides"] == found["sides"]
+
+
+@pytest.mark.slow
+def test_workloads_that_are_prepared_at_the_same_time_are_timed_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    words = [*SMALL.split(), "--workloads", "glm", "bert", "--parallel", "2"]
+    command = [sys.executable, str(FILE), *words, "--out", str(tmp_path / "out.jsonl")]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found, lines = json.loads(out.splitlines()[-1]), (tmp_path / "out.jsonl").read_text("utf-8")
+    assert [json.loads(line)["workload"] for line in lines.splitlines()] == ["glm", "bert"]
+    assert "start, 2 at once" in out and found["glm"]["ceiling"] == found["bert"]["ceiling"]
+    wrong = subprocess.run([*command, "--model", "depth=3"], capture_output=True, text=True)
+    assert wrong.returncode and wrong.stderr.count("no field 'depth'") >= 2
+
+
+def test_kernels_are_counted_by_kind(training: ModuleType) -> None:
+    kinds = {
+        "void flash_fwd_kernel<bf16>": "attention",
+        "nvjet_tst_192x192_64x3_2x1_v_bz_coopB_TNT": "matrix products",
+        "triton_red_fused_native_layer_norm_backward_7": "norms",
+        "triton_poi_fused__to_copy_gelu_2": "activations",
+        "Memcpy HtoD (Pinned -> Device)": "copies",
+        "something_else": "other",
+    }
+    assert {name: training.kind_of(name) for name in kinds} == kinds
+    profile = {"kernels_ms": 2.5, "launches": 7, "kinds": {"attention": 1.5, "norms": 1.0}}
+    sides = {"kinfolk": {}, "kinfolk, no feed": {"profile": profile}}
+    assert training.profile_table("bert", {"sides": sides}) == (
+        "bert, kinfolk, no feed: kernels 2.50 ms, 7 launches: attention 1.50, norms 1.00"
+    )
 
 
 def test_on_a_cpu_networks_are_the_published_ones_that_are_small_enough(
