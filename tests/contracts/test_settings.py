@@ -50,6 +50,7 @@ BESIDE = {
 }
 KEPT = {"steps", "save_every", "keep_checkpoints", "eval_every", "eval_batches"}  # tested below
 UNSEEN = {
+    "minutes": "ends a run by the clock: test_time_budget",
     "device": "a machine without CUDA has one: test_pretraining tests the choice",
     "compile": "changes rounding only: test_compiled, test_compilation",
     "attention": "changes rounding only, on CUDA: test_varlen_attention",

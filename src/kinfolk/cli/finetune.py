@@ -266,7 +266,7 @@ class StageOptions:
 @option_group("model_options", ModelOptions)
 @option_group("stage_options", StageOptions, panel="Stages (ULMFiT)")
 @field_options("finetuning", FineTuneConfig, panel="Fine-tuning")
-@field_options("training", TrainConfig, defaults=DEFAULTS, help=HELP)
+@field_options("training", TrainConfig, without=("minutes",), defaults=DEFAULTS, help=HELP)
 def finetune(
     context: typer.Context,
     model: str | None = typer.Argument(

@@ -36,7 +36,15 @@ HELP = {
     "batch_size": "number of texts in an optimizer step",
     "eval_every": "number of steps between evaluations on the dev texts",
 }
-ABSENT = ("parallel", "compile", "cuda_graph", "checkpoint_activations", "tensor", "pipeline")
+ABSENT = (
+    "parallel",
+    "compile",
+    "cuda_graph",
+    "checkpoint_activations",
+    "tensor",
+    "pipeline",
+    "minutes",
+)
 
 
 @command("kinfolk prefixes runs/gpt2 --train reviews.tsv -o runs/sentiment", panel=TRAIN)

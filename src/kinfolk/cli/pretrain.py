@@ -223,7 +223,8 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
     if scored:
         parts = scored[-1].get("eval_losses") or {}
         loss = f", eval_loss {format_loss(scored[-1]['eval_loss'], parts)}"
-    print(f"done: {recipe.train.steps:,} steps in {duration(time.monotonic() - began)}{loss}")
+    steps = recipe.train.steps if recipe.train.minutes is None else read(run)[-1]["step"]
+    print(f"done: {steps:,} steps in {duration(time.monotonic() - began)}{loss}")
     if score is not None:
         for line in translate.score_lines(score):
             print_line(line)
@@ -251,13 +252,16 @@ def header(recipe: "Recipe") -> list[str]:
         ]
     device = select_device(train.device)
     automatic = "bf16" if device.type == "cuda" else "fp32"
+    count = f"{train.steps:,} steps"
+    if train.minutes is not None:  # by the clock
+        count = f"{train.minutes:g} {'minute' if train.minutes == 1 else 'minutes'} of steps"
     matrices = ""
     if train.optimizer == "muon":
         matrices = f" (matrices of layers: muon, {train.matrix_lr:g})"
     precision = {"float32": "fp32", "bfloat16": "bf16"}.get(train.precision, automatic)
     return [
         f"objective {type_name(recipe.objective)}, {device.type} {precision}",
-        f"corpus: {tokens:,} tokens, {documents:,} documents; {train.steps:,} steps of "
+        f"corpus: {tokens:,} tokens, {documents:,} documents; {count} of "
         f"{train.batch_size} sequences of {length} tokens",
         f"lr {train.lr:g}{matrices} {train.schedule}, warmup {train.warmup:,}, weight decay "
         f"{train.weight_decay:g}; checkpoint every {train.save_every:,} steps",

@@ -17,6 +17,7 @@ checkpoint_field = partial(field, panel="Checkpoints and evaluation")
 runtime_field = partial(field, panel="Runtime")
 
 LOGGER_NAMES = ("wandb", "mlflow")
+MAX_MINUTES = 1e7  # 19 years
 MAX_STEPS = 2**40  # more than a year of a thousand steps a second
 MAX_AUTO_WORKERS = 4  # data loader processes, unless a number is given
 
@@ -32,6 +33,13 @@ class TrainConfig:
     """Settings of a training run that belong neither to the network nor to the objective."""
 
     steps: int = batch_field(default=10_000, ge=1, le=MAX_STEPS, help="number of optimizer steps")
+    minutes: float | None = batch_field(
+        default=None,
+        gt=0,
+        le=MAX_MINUTES,
+        help="minutes of optimizer steps, in place of their number: without starting, compiling, "
+        "evaluations and checkpoints; the schedule follows the clock",
+    )
     batch_size: int = batch_field(
         default=32, ge=1, le=2**24, help="number of rows in an optimizer step"
     )

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from kinfolk.batch import Batch, with_sequence_offsets, with_texts
 from kinfolk.errors import UserError
-from kinfolk.training.config import TrainConfig
+from kinfolk.training.config import MAX_STEPS, TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.recovery import batch_numbers
 
@@ -54,9 +54,10 @@ def data_loader(
     """Yield the micro-batches of each step from `start` on.
 
     With several processes a batch of the data set is the share of one copy of the model, and the
-    shares of a micro-batch follow each other.
+    shares of a micro-batch follow each other. A run with a budget of seconds ends by itself.
     """
     parts, count = train.gradient_accumulation, processes.data_count
+    steps = train.steps if train.minutes is None else MAX_STEPS
     # Python's warning about threads that a forked process lacks: a data loader needs none of them.
     warnings.filterwarnings("ignore", message="This process .* is multi-threaded, use of fork")
     loader = DataLoader(
@@ -64,7 +65,7 @@ def data_loader(
         batch_size=None,
         sampler=(
             (number * parts + part) * count + processes.data_rank
-            for number in batch_numbers(range(start, train.steps), dropped)
+            for number in batch_numbers(range(start, steps), dropped)
             for part in range(parts)
         ),
         num_workers=train.loader_processes(cuda=pinned),

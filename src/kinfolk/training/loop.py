@@ -149,6 +149,9 @@ class TrainLoop:
     remedy: Callable[[], str] = lambda: ""  # advice for a loss or gradient that is not finite
     watch: Watch | None = None
     memory: Callable[[], Mapping[str, float]] = dict  # bytes, for the log of speed
+    # Given the newest step and the seconds of those since the last call, the settings from now on:
+    # the clock of a run with a budget of seconds sets its number of steps.
+    follow_clock: Callable[[int, float], TrainConfig] | None = None
     processes: Processes = Processes()  # that run this loop together
     saves_alone: bool = True  # process 0 has all that a checkpoint holds
     # Signals that stop all of them before the next step.
@@ -189,7 +192,7 @@ class TrainLoop:
                     if saving or stopping or self.is_new_best():
                         self.save(self.global_step, self.evaluation)
                         saved, self.since = self.global_step, time.perf_counter()
-                if stopping:
+                if stopping or self.global_step == self.train.steps:
                     return
         except (KeyboardInterrupt, Terminated, LostProcessError, RuntimeError) as error:
             lost_worker = isinstance(error, RuntimeError)
@@ -276,6 +279,10 @@ class TrainLoop:
             self.log.write(number, line, timed)
             if self.watch is not None:
                 self.watch.observe(number, line, timed)
+        if self.follow_clock is not None:
+            self.train = self.follow_clock(self.global_step, seconds)
+            if self.watch is not None:
+                self.watch.train = self.train
         progress = Progress(
             self.global_step,
             self.train.steps,

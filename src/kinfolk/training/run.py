@@ -2,6 +2,7 @@
 
 RUN/recipe.json       what is trained, on which data, with which settings
 RUN/log.jsonl         losses and metrics by step; beside it speed.jsonl and tensorboard/
+RUN/steps.jsonl       how many steps it is to have, of a run with a budget of seconds
 RUN/alarms.jsonl      what is wrong with the run, if anything is
 RUN/bad_batches/      batches whose loss or gradient was not finite
 RUN/samples.jsonl     what the model made of the same text at checkpoints
@@ -14,6 +15,7 @@ RUN/report.html       the curves, also of a run that was interrupted
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -25,6 +27,7 @@ from kinfolk.batch import Batch, Loss, SegmentMemory
 from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
 from kinfolk.training import checkpoint, log
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes, local
 from kinfolk.training.loader import LostWorkerError
 from kinfolk.training.log import Log, MetricsLog, NoLog
@@ -46,6 +49,7 @@ from kinfolk.training.recovery import (
     save_batch,
 )
 from kinfolk.training.step import TrainStep
+from kinfolk.training.time_budget import DECISIONS, TimeBudget, write_decisions
 from kinfolk.training.watch import Alarm, Watch
 from kinfolk.training.workload import Workload, select_device, uses_bfloat16
 
@@ -73,6 +77,14 @@ class Run:
                 f"pretraining alone: kinfolk {work.command} scores predictions of the whole model, "
                 "which each process holds. Leave both at 1; --parallel fsdp divides the weights"
             )
+        self.time = None
+        if train.minutes is not None:
+            if work.command != "pretrain":
+                raise UserError(
+                    f"train.minutes={train.minutes:g} applies to pretraining alone: kinfolk "
+                    f"{work.command} needs the number of steps before it starts; give train.steps"
+                )
+            self.time = TimeBudget(train, folder)
         self.device = select_device(train.device)
         self.bfloat16 = uses_bfloat16(train, self.device)
         self.train_step = work.make_step(folder, self.device, bfloat16=self.bfloat16)
@@ -100,6 +112,8 @@ class Run:
             with new_folder(folder) as new:
                 work.write_recipe(new)
                 Provenance.of_this_process(run.processes).write(new)
+                if work.decisions:
+                    write_decisions(new / DECISIONS, work.decisions)
         except (BlockingIOError, FileExistsError) as error:
             raise UserError(
                 f"{folder} exists by now: another run was started in it; choose another folder"
@@ -139,6 +153,9 @@ class Run:
             raise checkpoint.wrong_state(folder, f"wrong {fault}")
         check_fingerprints(self.work.fingerprints, state["fingerprints"])
         self.global_step, self.finished = state["step"], state["finished"]
+        if self.time is not None:
+            self.set_steps(self.time.restart(self.global_step))
+            self.time.check(self.global_step, state.get("decision"))
         self.saved_step, self.dropped = self.global_step, state.get("dropped", {}) | self.dropped
         self.best = None if state["best"] is None else tuple(state["best"])
         self.evals_since_best = state["evals_since_best"]
@@ -251,6 +268,8 @@ class Run:
         work, train, cuda = self.work, self.work.train, self.device.type == "cuda"
         work.dropped = self.dropped
         work.model.train()
+        if self.time is not None:  # before the log is cut at this step
+            train = self.set_steps(self.time.restart(self.global_step))
         with self._open_log() as self.log:
             loop = TrainLoop(
                 train=train,
@@ -265,6 +284,7 @@ class Run:
                 remedy=self.remedy,
                 watch=self._watch(),
                 memory=partial(memory_values, self.device),
+                follow_clock=None if self.time is None else self._follow_clock,
                 processes=self.processes,
                 saves_alone=self.shards is None and work.shard is None and work.memory is None,
                 received=self.received,
@@ -274,6 +294,15 @@ class Run:
                 loop.run(self.global_step, batches, self.saved_step)
             finally:
                 self.global_step = loop.global_step
+
+    def _follow_clock(self, step: int, seconds: float) -> TrainConfig:
+        assert self.time is not None
+        return self.set_steps(self.time.observe(step, seconds))
+
+    def set_steps(self, steps: int) -> TrainConfig:
+        """Set the number of steps of a run that ends by the clock."""
+        self.work.train = replace(self.work.train, steps=steps)
+        return self.work.train
 
     def _drop_batch(self, error: NonFiniteError) -> None:
         """Leave out the batch of a step that is not finite, or end the run; save the batch."""
@@ -466,6 +495,8 @@ class Run:
                 if number < batch_number(step - 1, self.dropped)
             },
         }
+        if self.time is not None:
+            state["decision"] = self.time.in_force(step)
         if self.work.memory is not None:
             state["memory"] = self.processes.gather_memory(self.work.memory)
         if shard is not None:

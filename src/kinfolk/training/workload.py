@@ -5,6 +5,8 @@ Pretraining, fine-tuning and counting are workloads; `Run` knows no family, obje
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -30,6 +32,7 @@ from kinfolk.training.master_weights import MasterWeights
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, Step, TrainStep
+from kinfolk.training.time_budget import Decision
 from kinfolk.training.watch import LossBaseline
 
 if TYPE_CHECKING:
@@ -72,6 +75,8 @@ class Workload(ABC):
     evaluates_model: bool = False
     dropped: Collection[int] = ()  # numbers of batches that are left out
     compile_plan = CompilePlan("no")  # of its step
+    # How many steps a run with a budget of seconds has; () where its clock decides.
+    decisions: Sequence[Decision] = ()
 
     @classmethod
     @abstractmethod
@@ -144,7 +149,13 @@ class Workload(ABC):
 def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> TrainStep:
     """Return the optimizer step of a workload, compiled where its settings say so."""
     train, model, cuda = work.train, work.model, device.type == "cuda"
-    schedule = lr_schedule(train)
+    lr_schedule(train)  # refuses a warm-up that is longer than the run
+
+    @lru_cache(maxsize=1)
+    def schedule(steps: int) -> Callable[[int], float]:
+        """Return the schedule of a number of steps, which the clock may have set."""
+        return lr_schedule(replace(train, steps=max(steps, train.warmup)))
+
     learner = Learner(model, work.objective)
     row_length = static_row_length(work)
     parameters = sum(p.numel() for p in model.parameters())
@@ -191,7 +202,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     return kind(
         learner,
         optimizer,
-        lambda number: train.lr * schedule(number),
+        lambda number: train.lr * schedule(work.train.steps)(number),
         clip=train.grad_clip,
         seed=train.seed,
         device=device,
@@ -205,7 +216,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         attack=work.attack,
         # Reading loss and gradient norm waits for an accelerator; a step that saves waits
         # anyway. Values that are not finite in between are found when the log is written.
-        checks=lambda number: not cuda or train.on_nan == "skip" or train.saves(number + 1),
+        checks=lambda number: not cuda or train.on_nan == "skip" or work.train.saves(number + 1),
         processes=work.processes,
         shards=shards,
         shard=work.shard,

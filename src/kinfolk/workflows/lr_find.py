@@ -105,7 +105,7 @@ def lr_find(
     """
     check_range(steps, lowest, highest)
     check_learns_by_gradients(str(model))
-    for own in ("train.steps", "train.warmup"):
+    for own in ("train.steps", "train.minutes", "train.warmup"):
         if any(setting.partition("=")[0] == own for setting in settings_list(settings)):
             raise UserError(f"{own} is set by the range test: remove it (--steps has its steps)")
     chosen = recipe(

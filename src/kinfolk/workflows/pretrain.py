@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,13 +26,17 @@ from kinfolk.data.dedup import duplicate_fraction
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.seq2seq import Seq2Seq
+from kinfolk.reports.page import plural
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.vectors import read_vectors, vectors_fingerprint
+from kinfolk.training.config import MAX_STEPS
 from kinfolk.training.distributed import Processes, load_whole_weights
+from kinfolk.training.first_estimate import seconds_per_step
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import Run
+from kinfolk.training.time_budget import Decision
 from kinfolk.training.watch import LossBaseline
 from kinfolk.training.workload import LossFn, Workload, select_device
 from kinfolk.workflows.baselines import Baselines, score_mixture
@@ -45,6 +50,7 @@ from kinfolk.workflows.report import recipe_baselines, write_report
 from kinfolk.workflows.run_samples import text_samples
 
 COUNTS = "counts"  # folder in a run that counts, until it is finished
+MIN_TIMED_STEPS = 10  # that a budget of seconds must be enough for
 MAX_COUNTED_TOKENS = 3_000_000  # whose 3-grams are counted during a run: some seconds
 
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
@@ -54,19 +60,35 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    recipe: Recipe | Path | str, out: Path | str, *, callbacks: Sequence[Callback] = ()
+    recipe: Recipe | Path | str,
+    out: Path | str,
+    *,
+    callbacks: Sequence[Callback] = (),
+    decisions: Sequence[Decision] | None = None,
 ) -> Path:
     """Train a model by a recipe, or by a recipe file, into a new run folder; return the folder.
 
     `pretrain(kinfolk.recipe("gpt2/tiny", "corpus", steps=500), "runs/gpt2")`
+
+    With `train.minutes` a first estimate of the steps is measured, unless `decisions` are given:
+    none, where the recipe has an estimate, or those of a run whose numbers of steps are repeated.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe_file(recipe)
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
     processes = process_grid(recipe)
+    if decisions is None:
+        recipe = with_estimated_steps(recipe)
+        if recipe.train.minutes is not None:
+            for callback in callbacks:
+                callback.on_message(
+                    f"train.minutes={recipe.train.minutes:g}: about {recipe.train.steps:,} steps, "
+                    "estimated anew during the run"
+                )
     estimate = estimated(recipe, out, callbacks, processes)
     work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
+    work.decisions = decisions or ()
     announce_estimate(estimate, callbacks, processes)
     run = Run.start(work, out, callbacks)
     with exclusive_run(out) if processes.is_first else nullcontext():
@@ -96,6 +118,29 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
         kind = FineTuneWorkload
     with exclusive_run(out) if Processes.from_environment().is_first else nullcontext():
         return Run.resume(kind, recipe, out, callbacks).fit()
+
+
+def with_estimated_steps(recipe: Recipe) -> Recipe:
+    """Return the recipe of a run that ends by the clock with a first estimate of its steps.
+
+    Some steps are timed; a warm-up that is longer than the run becomes a tenth of it.
+    """
+    train = recipe.train
+    if train.minutes is None or recipe.model.counting_steps is not None:
+        return recipe
+    seconds = 60 * train.minutes
+    timed = replace(train, steps=max(train.steps, train.warmup))
+    each = seconds_per_step(PretrainWorkload(replace(recipe, train=timed)), seconds)
+    steps = round(seconds / each)
+    if steps < MIN_TIMED_STEPS:
+        least = float(f"{1.05 * MIN_TIMED_STEPS * each / 60:.2g}")
+        raise UserError(
+            f"train.minutes={train.minutes:g} is enough for {plural(steps, 'step')} of "
+            f"{recipe.name}, and a schedule needs {MIN_TIMED_STEPS}: use train.minutes={least:g} "
+            "or more"
+        )
+    warmup = train.warmup if train.warmup <= steps else max(1, steps // 10)
+    return replace(recipe, train=replace(train, steps=min(steps, MAX_STEPS), warmup=warmup))
 
 
 def estimated(
@@ -363,7 +408,13 @@ class CountingWorkload(PretrainWorkload):
 
 def process_grid(recipe: Recipe) -> Processes:
     """Return this process in the grid that the settings of a recipe ask for."""
-    return Processes.from_environment().as_grid(recipe.train.tensor, recipe.train.pipeline)
+    processes = Processes.from_environment().as_grid(recipe.train.tensor, recipe.train.pipeline)
+    if processes.several and recipe.train.minutes is not None:
+        raise UserError(
+            f"train.minutes={recipe.train.minutes:g} is by the clock of one process, and "
+            f"{processes.count} train together: give train.steps"
+        )
+    return processes
 
 
 def initial_model(recipe: Recipe) -> LanguageModel:

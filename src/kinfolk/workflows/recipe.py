@@ -267,13 +267,28 @@ def finalize(base: Recipe, settings: Sequence[str], *, short_warmup: bool = Fals
     recipe = check_recipe(apply_overrides(base, settings))
     if recipe.model.counting_steps is not None:
         return counting_recipe(base, recipe)
-    train = recipe.train
+    train = with_one_length(recipe.train, settings)
     longest = max(1, train.steps // 20) if short_warmup else train.steps
+    if train.minutes is not None:  # its steps are estimated when it starts
+        longest = train.warmup
     if train.warmup > longest and not any("warmup" in setting for setting in settings):
         # A short run keeps the shape of a long one.
         warmup = longest if short_warmup else max(1, train.steps // 10)
         train = dataclasses.replace(train, warmup=warmup)
     return dataclasses.replace(recipe, train=train)
+
+
+def with_one_length(train: TrainConfig, settings: Sequence[str]) -> TrainConfig:
+    """Return settings with the length of a run that was given: its steps, or its minutes."""
+    given = {setting.partition("=")[0] for setting in settings}
+    if train.minutes is None or "train.steps" not in given:
+        return train
+    if "train.minutes" in given:
+        raise UserError(
+            f"train.steps={train.steps} and train.minutes={train.minutes:g} are both given: a run "
+            "ends by one of them; remove the other"
+        )
+    return dataclasses.replace(train, minutes=None)  # of the recipe that the steps override
 
 
 def counting_recipe(base: Recipe, recipe: Recipe) -> Recipe:

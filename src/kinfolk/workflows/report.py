@@ -154,12 +154,20 @@ def pretraining_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
     length = recipe.objective.max_length
     return [
         ("parameters", f"{parameter_count(recipe.model):,}"),
-        ("steps", f"{recipe.train.steps:,}"),
+        ("steps", step_words(recipe.train, run)),
         ("batch", f"{recipe.train.batch_size} sequences of {length} tokens"),
         ("objective", type(recipe.objective).__name__),
         *(("corpus", size) for size in corpus_sizes(recipe)),
         *training_facts(recipe.train, run),
     ]
+
+
+def step_words(train: TrainConfig, run: Path) -> str:
+    """Return the number of steps; of a run that ends by the clock, those that it has done."""
+    if train.minutes is None:
+        return f"{train.steps:,}"
+    done = max((line["step"] for line in read(run)), default=0)
+    return f"{done:,} (train.minutes={train.minutes:g})"
 
 
 def counting_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.languages import find_route, target_languages
 from kinfolk.workflows.load import check_trained, load
 from kinfolk.workflows.parallel import DEV_FILE, MultilingualData, ParallelData, SentencePairs
-from kinfolk.workflows.pretrain import PretrainWorkload, process_grid
+from kinfolk.workflows.pretrain import PretrainWorkload, process_grid, with_estimated_steps
 from kinfolk.workflows.recipe import CorpusShare, Recipe, recipe, recipe_of
 
 SCORE_FILE = "translation.json"
@@ -75,6 +75,7 @@ def prepare_translation_run(
             settings=settings,
         )
         processes = process_grid(chosen)
+        chosen = with_estimated_steps(chosen)
         check_translation(chosen, out, processes)
         Provenance.of_this_process(processes).write(folder)
         moved = [out / corpus.relative_to(folder) for corpus in corpora]

@@ -223,7 +223,7 @@ def verification_recipe(
 ) -> tuple[Any, int]:
     """Return a recipe of few steps with checkpoints between them, and the step to be killed at."""
     chosen = select_device(device or base.train.device)
-    base = replace(base, train=replace(base.train, loggers=(), tensor=1, pipeline=1))
+    base = replace(base, train=replace(base.train, loggers=(), tensor=1, pipeline=1, minutes=None))
     interval = log_interval(chosen)
     counting = isinstance(base, Recipe) and base.model.counting_steps is not None
     if counting and steps is not None:
