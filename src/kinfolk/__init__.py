@@ -41,6 +41,7 @@ Use
     evaluate          likelihood of a text, or scores on labelled rows
     compare           families on a text and its tasks, with equal budgets
     resume_race       continue an interrupted comparison
+    repeat_race       do a comparison again, with the same numbers of steps
     run_claims        well-known claims about families, each as a small comparison
 
 Types: Callback, Corpus, FineTuneConfig, GenerationConfig, Prediction, Recipe, TaskDataset,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from kinfolk.training.config import FineTuneConfig, TrainConfig
     from kinfolk.training.loop import Callback
     from kinfolk.workflows.claims import run_claims
-    from kinfolk.workflows.compare import compare, resume_race
+    from kinfolk.workflows.compare import compare, repeat_race, resume_race
     from kinfolk.workflows.embed import embed
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
@@ -120,6 +121,7 @@ __all__ = [
     "pretrain",
     "probe",
     "recipe",
+    "repeat_race",
     "resume",
     "resume_race",
     "resume_stages",
@@ -144,7 +146,7 @@ _MODULES = {
     "training.config": ["FineTuneConfig", "TrainConfig"],
     "training.loop": ["Callback"],
     "workflows.claims": ["run_claims"],
-    "workflows.compare": ["compare", "resume_race"],
+    "workflows.compare": ["compare", "repeat_race", "resume_race"],
     "workflows.embed": ["embed"],
     "workflows.evaluate": ["evaluate"],
     "workflows.finetune": ["finetune"],

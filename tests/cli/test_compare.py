@@ -88,6 +88,10 @@ def test_the_plan_is_printed_and_nothing_is_written(
         (("gtp2", "-o", "race", "--corpus", "t.txt", "--tokens", 9), "did you mean gpt2"),
         (("--resume", "race", "--seeds", 2), "--resume cannot be combined"),
         (("--resume", "race"), "not the folder of a comparison"),
+        (("--repeat", "race", "-o", "new", "--seeds", 2), "--repeat cannot be combined with other"),
+        (("--repeat", "race", "--resume", "race"), "--resume cannot be combined with other"),
+        (("--repeat", "race"), "missing -o RACE"),
+        (("--repeat", "race", "-o", "new"), "race is not the folder of a comparison"),
         (("gpt2", "--minuts", 3), "unknown option --minuts: did you mean --minutes"),
         (("gpt2", "-o", ".", "--corpus", "t.txt"), "is not the name of a new folder"),
     ],
@@ -103,7 +107,7 @@ def test_mistakes_are_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, *arguments) == 2
     assert message in capfd.readouterr().err
-    assert not (tmp_path / "race").exists()
+    assert not (tmp_path / "race").exists() and not (tmp_path / "new").exists()
 
 
 def score(entrant: str, mean: float, kind: str, words: str, units: str) -> dict[str, Any]:

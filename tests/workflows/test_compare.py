@@ -23,6 +23,7 @@ from kinfolk.workflows.compare import (
     compare,
     plan_only,
     race_options,
+    repeat_race,
     resume_race,
 )
 from kinfolk.workflows.pretrain import PretrainWorkload
@@ -382,6 +383,12 @@ def test_a_finished_comparison_is_not_run_again(result: RaceResult) -> None:
     again = resume_race(result.path, jobs=0, callbacks=[seen])
     assert not seen.names
     assert again.race == result.race
+
+
+def test_a_repetition_has_the_same_table(result: RaceResult, tmp_path: Path) -> None:
+    repeat_race(result.path, tmp_path / "again", jobs=0)
+    tables = [folder / "race.csv" for folder in (result.path, tmp_path / "again")]
+    assert tables[0].read_bytes() == tables[1].read_bytes()
 
 
 def test_the_plan_on_disk_is_the_plan(result: RaceResult) -> None:

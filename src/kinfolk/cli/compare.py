@@ -122,6 +122,9 @@ def compare(
     scores: ScoreOptions,
     out: Path | None = option("RACE", "Output folder. Must be new or empty.", *OUT),
     resume: Path | None = option("RACE", "Resume an interrupted comparison."),
+    repeat: Path | None = option(
+        "RACE", "Repeat a complete comparison in -o: the same data and numbers of steps."
+    ),
     jobs: int | None = option(
         "N",
         "Processes at a time; 0: all in this one [default: 1, or the number of GPUs].",
@@ -137,10 +140,21 @@ def compare(
     Every entrant is pretrained from new weights on the same text with the same budget, scored on
     held-out text, and fine-tuned on each task with the same labels. RACE/race.html has the tables,
     their intervals and what they show. A comparison that was interrupted continues with --resume.
+    With --repeat a complete one is done again: on a CPU its scores are the same to the last digit.
     """  # fmt: skip
     if resume is not None:
-        check_alone(context)
+        check_alone(context, "resume", "jobs")
         run(None, resume, jobs, json=json)
+        return
+    if repeat is not None:
+        check_alone(context, "repeat", "out", "jobs")
+        if out is None:
+            raise UsageError("missing -o RACE: the folder to write")
+        check_new_folder(out, "choose another -o, or continue it with --resume")
+        from kinfolk.workflows.race_repeat import write_repetition
+
+        write_repetition(repeat, out)
+        run(None, out, jobs, json=json)
         return
     if not entrants:
         raise UsageError("missing ENTRANT: name families, such as gpt2/tiny bert/tiny")
@@ -172,12 +186,13 @@ def compare(
         run(options, out, jobs, json=json)
 
 
-def check_alone(context: typer.Context) -> None:
-    """Refuse other options beside --resume."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
-    if given - {"resume", "json", "jobs"}:
-        raise UsageError("--resume cannot be combined with other options, but for --jobs")
+def check_alone(context: typer.Context, name: str, *others: str) -> None:
+    """Refuse options beside --resume or --repeat, but for these."""
+    sources = {other: context.get_parameter_source(other) for other in context.params}
+    given = {other for other, source in sources.items() if source and source.name != "DEFAULT"}
+    if given - {name, *others, "json"}:
+        shown = " and ".join({"out": "-o", "jobs": "--jobs"}[other] for other in others)
+        raise UsageError(f"--{name} cannot be combined with other options, but for {shown}")
 
 
 def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:

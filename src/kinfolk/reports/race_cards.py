@@ -125,6 +125,8 @@ def measured_words(measured: Json) -> str:
         "flops": ("did", f"{ends[0]:.4g}", f"{ends[1]:.4g} FLOPs"),
     }[unit]
     apart = f"{100 * measured['spread']:.1f}\u00a0%"
+    if low == high:  # both are rounded
+        return f"The runs {did} {high} each: {apart} of the budget apart."
     return f"The runs {did} {low} to {high}: {apart} of the budget apart."
 
 

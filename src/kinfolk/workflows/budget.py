@@ -53,13 +53,13 @@ HOW: dict[Kind, str] = {
         "evaluations are not counted."
     ),
     "minutes": (
-        "Every run is given as many seconds. The seconds of a step, from reading its batch to the "
-        "update of the weights, were measured on this machine before the runs, for a twentieth of "
-        "the budget, up to 20 seconds each: all runs in turn, the median of the rounds, while as "
-        "many other processes trained as run at a time (--jobs). The steps follow from them and "
-        "stay the same where a run is resumed; the seconds that the runs took, which other "
-        "programs on the machine change, are in the table of costs. Starting, compiling, "
-        "evaluations and checkpoints are not in the budget."
+        "Every run trains for as many seconds: those of its steps, from reading the batch to the "
+        "update of the weights, without starting, compiling, evaluations and checkpoints. A run "
+        "ends by its clock. How many steps it is to have, which its learning rates follow from, "
+        "was first estimated from steps that were timed before the runs (for a twentieth of the "
+        "budget, up to 20 seconds each, while as many other processes trained as run at a time), "
+        "and is estimated anew whenever a tenth of what was left is done. The table of costs has "
+        "the steps and the seconds of the runs."
     ),
 }
 

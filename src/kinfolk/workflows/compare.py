@@ -31,6 +31,7 @@ from kinfolk.workflows.race_plan import (
     write_json,
 )
 from kinfolk.workflows.race_pool import EventHandler, RaceCallback, run_processes, stages
+from kinfolk.workflows.race_repeat import write_repetition
 from kinfolk.workflows.race_results import PartialRace, write_race
 from kinfolk.workflows.race_setup import make_plan
 from kinfolk.workflows.race_worker import run_group
@@ -100,6 +101,23 @@ def resume_race(
         raise UserError(f"{out} is not the folder of a comparison: it has no {OPTIONS_FILE}")
     options = RaceOptions.read(out / OPTIONS_FILE)
     return start_race(options, out, jobs=jobs, callbacks=callbacks)
+
+
+def repeat_race(
+    race: Path | str,
+    out: Path | str,
+    *,
+    jobs: int | None = None,
+    callbacks: Sequence[RaceCallback] = (),
+) -> RaceResult:
+    """Do a complete comparison again in a new folder, with as many steps at the same rates.
+
+    On a CPU its scores are the same to the last digit, whatever its runs had as a budget.
+    """
+    out = Path(out)
+    check_new_folder(out, "choose another folder, or continue that comparison with resume_race")
+    write_repetition(Path(race), out)
+    return resume_race(out, jobs=jobs, callbacks=callbacks)
 
 
 def race_options(

@@ -17,6 +17,7 @@ from kinfolk.tasks.baselines import TITLES, fit_values
 from kinfolk.tasks.task import Prediction
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
+from kinfolk.training.time_budget import Decision
 from kinfolk.workflows import race_scores
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, InitialWeights
@@ -62,7 +63,9 @@ class JobContext:
 
     @property
     def run(self) -> Path:
-        """The pretraining run of the entrant and the seed."""
+        """The pretraining run of the entrant and the seed, or that of the search."""
+        if self.job.kind == "search":
+            return self.race / "search" / self.entrant.slug / f"lr-{self.job.rate:g}"
         seed = 0 if self.entrant.gradient_free else self.job.seed
         return self.race / "runs" / self.entrant.slug / f"seed-{seed}"
 
@@ -168,9 +171,8 @@ def run_search(context: JobContext) -> dict[str, Any]:
     entrant, rate = context.entrant, context.job.rate
     assert rate is not None
     recipe = planned_recipe(entrant, steps=entrant.search_steps, lr=rate, seed=0)
-    folder = context.race / "search" / entrant.slug / f"lr-{rate:g}"
-    train_or_resume(context, recipe, folder)
-    return {"lr": rate, "loss": race_scores.development_loss(folder, recipe)}
+    train_or_resume(context, recipe, context.run)
+    return {"lr": rate, "loss": race_scores.development_loss(context.run, recipe)}
 
 
 def run_pretrain(context: JobContext) -> dict[str, Any]:
@@ -191,7 +193,9 @@ def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, see
     if steps != train.steps:
         warmup = max(1, round(train.warmup * steps / train.steps))
         every = max(1, steps // 4)
+        minutes = None if train.minutes is None else train.minutes * steps / train.steps
         train = replace(train, steps=steps, warmup=warmup, eval_every=every, save_every=every)
+        train = replace(train, minutes=minutes)
     return replace(recipe, train=train)
 
 
@@ -214,7 +218,9 @@ def train_or_resume(context: JobContext, recipe: Recipe, folder: Path) -> dict[s
     callbacks = context.training_callbacks(usage)
     with usage.measuring(energy=True):
         if not (folder / "recipe.json").is_file():
-            pretrain(recipe, folder, callbacks=callbacks)
+            given = context.plan.decisions.get(context.job.name, ())
+            decisions = [Decision(int(step), int(steps), each) for step, steps, each in given]
+            pretrain(recipe, folder, callbacks=callbacks, decisions=decisions)
         elif not is_complete(folder, ("report.html",)):
             resume(folder, callbacks=callbacks)
     return {"peak_bytes": usage.peak_bytes, "joules": usage.joules}

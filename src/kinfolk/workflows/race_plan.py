@@ -26,6 +26,7 @@ KEYS = ("objective", "tokenizer", "model", "train", "task", "layer_lr_decay")
 # Settings that are the same for all entrants, or follow from the budget.
 SHARED = {
     "train.steps": "the budget sets it",
+    "train.minutes": "the budget sets it",
     "train.seed": "--seeds sets it",
     "train.device": "--device sets it for all entrants",
     "train.batch_size": "--batch-size sets it for all entrants",
@@ -269,6 +270,10 @@ class Plan:
     raw_weights: bool | None = None  # all are fine-tuned as raw weights, or all as pretrained
     # Folder of the corpus whose held-out text is continued, and whose n-grams measure all samples.
     samples_corpus: str = ""
+    repeats: str = ""  # folder of the comparison that this one repeats
+    # By job, how many steps its run is to have, as the repeated comparison decided it: (steps done,
+    # all steps, seconds).
+    decisions: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
     @cached_property
     def entrant_of(self) -> dict[str, PlannedEntrant]:

@@ -87,6 +87,8 @@ def write_race(race: Path, plan: Plan) -> Json:
 def command_line(plan: Plan) -> str:
     """Return the command that asks for the same comparison."""
     options = plan.options
+    if plan.repeats:
+        return f"kinfolk compare --repeat {shlex.quote(plan.repeats)} -o RACE"
     words = [shlex.quote(entrant_text(entrant)) for entrant in options.entrants]
     words += [part for path in options.corpus for part in ("--corpus", shlex.quote(path))]
     words += [part for path in options.tasks for part in ("--task", shlex.quote(path))]
@@ -169,7 +171,7 @@ def entrant_row(
         "corpus": corpus_names(plan)[entrant.corpus],  # of its tokenizer
         "parameters": entrant.parameters,
         "non_embedding_parameters": entrant.non_embedding_parameters,
-        "steps": entrant.steps,
+        "steps": mean_steps(runs) or entrant.steps,
         "lr": runs[0]["lr"] if runs else recipe.get("train", {}).get("lr"),
         "cost": cost_of(runs),
         "baseline": entrant.baseline,
@@ -177,6 +179,12 @@ def entrant_row(
         "left_out": left_out,
         "curve": runs[0]["curve"] if runs else None,
     }
+
+
+def mean_steps(runs: Sequence[Json]) -> int:
+    """Return the steps of runs, which may have ended by the clock; 0 without any."""
+    known = [run["steps"] for run in runs if run.get("steps")]
+    return round(float(np.mean(known))) if known else 0
 
 
 def cost_of(runs: Sequence[Json]) -> Json | None:

@@ -348,6 +348,9 @@ def with_steps(
         search_steps = max(1, round(steps * SEARCH_SHARE / options.search))
         steps -= search_steps * options.search
     train = scaled(recipe.train, steps, own_warmup=sets_warmup(entrant))
+    if options.budget_kind == "minutes":  # the steps are a first estimate
+        share = steps / (steps + search_steps * len(rates))
+        train = replace(train, minutes=options.budget_amount * share)
     return replace(
         entrant,
         recipe=to_json(replace(recipe, train=train)),
