@@ -2,26 +2,33 @@ r"""How soon the fast recipe of a family reaches the held-out loss of its ordina
 
 For one NVIDIA H200 with 16 cores; the same command continues where it ended:
 
-python benchmarks/time_to_quality.py --corpus corpus --device cuda --jobs 14 --minutes 6 \
-    -o quality --plot quality/curves.html
+python benchmarks/time_to_quality.py --corpus corpus --device cuda --jobs 10 --minutes 6 \
+    --phases search final -o quality
+python benchmarks/time_to_quality.py --corpus corpus --device cuda --phases time -o quality \
+    --plot quality/curves.html
 
-After `--minutes` no run starts but the timing, which takes up to 2 minutes more; the search ends
-after half of them.
+After `--minutes` no run starts; the search ends after half of them. Timing takes 10 seconds a
+family and should have the device for itself. `--phases` alone reads the results again.
 
 The ordinary recipe is the family's own: AdamW (T5: scaled by the RMS of its tensors) and a cosine
 tail. The fast one is that of `kinfolk pretrain --fast`, in `--fraction` of the steps. Neither has
 dropout. Both search their learning rates with seed 0: the ordinary one at `--plain` times the
 family's own, the fast one at `--fast` (lr:matrix_lr) times `Family.fast_rates`, or times
-`CANDIDATES` where the family has no fast recipe. The best of each are run with other seeds. Runs
-share the device, because a loss does not depend on speed; the seconds of a step are measured
-afterwards, one run at a time, the two recipes in turn.
+`CANDIDATES` where the family has no fast recipe. The best of each are run with other seeds.
+Families in `LATE`, which predict a few masked tokens and leave the loss of word frequencies late,
+have `--late-steps` and search the ordinary rate at `--late-plain`. Runs share the device, because a
+loss does not depend on speed; the seconds of a step are measured afterwards, the two recipes in
+turn.
 
 The table has, for each seed, the moment at which the fast run first has the last loss of the
 ordinary run of this seed, as a share of its steps and of its time; the mean and the range of both.
+GPT-2 is compared with nanoGPT's settings too, on the same network, text and steps.
 `results.jsonl` has a line for each run, with its curve.
 """
 
 import argparse
+import heapq
+import itertools
 import json
 import math
 import multiprocessing
@@ -31,9 +38,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -45,9 +51,10 @@ OBJECTIVES = {
 }  # fmt: skip
 # Rates around which a fast recipe is searched where a family has none.
 CANDIDATES: dict[str, tuple[float, float]] = {
-    "bert": (2e-3, 0.01), "t5": (3.2e-2, 0.005), "xlnet": (2e-3, 0.01), "electra": (2e-3, 0.01),
-    "roberta": (2e-3, 0.01), "transformer_xl": (4e-3, 0.01),
+    "bert": (2e-3, 0.01), "t5": (3.2e-2, 0.005), "xlnet": (4e-3, 0.01), "electra": (1e-3, 0.01),
+    "roberta": (2e-3, 0.01), "transformer_xl": (8e-3, 0.01),
 }  # fmt: skip
+LATE = ("bert", "roberta", "electra", "albert")
 # The settings of nanoGPT's small models, on our network and steps.
 NANOGPT = ("train.lr=1e-3", "train.betas=0.9,0.99", "train.weight_decay=0.1")
 EVALUATIONS = 40  # of a run of the ordinary length
@@ -134,22 +141,31 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--families", nargs="+", default=list(OBJECTIVES))
     parser.add_argument("--size", default="mini")
     parser.add_argument("--steps", type=int, default=1000, help="of the ordinary recipe")
-    parser.add_argument("--fraction", type=float, default=0.55, help="of the steps, for the fast")
-    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--late-steps", type=int, help="of it, for LATE; twice as many by default")
+    parser.add_argument("--fraction", type=float, default=0.5, help="of the steps, for the fast")
+    parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--plain", type=float, nargs="*", default=[1, 2, 4], metavar="FACTOR")
+    parser.add_argument("--late-plain", type=float, nargs="*", default=[1, 2], metavar="FACTOR")
     parser.add_argument("--fast", type=pair, nargs="*", metavar="FACTOR:FACTOR",
-                        default=[(1, 1), (2, 1), (1, 2), (0.5, 0.5)])  # fmt: skip
+                        default=[(1, 1), (0.5, 1), (1, 2), (1, 0.5)])  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=2, help="of timing")
+    parser.add_argument("--rounds", type=int, default=8, help="of timing, at least 7")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, help="after which no run starts but timing")
-    parser.add_argument("--phases", nargs="+", default=["search", "final", "time"])
+    parser.add_argument("--phases", nargs="*", default=["search", "final", "time"])
     parser.add_argument("--setting", nargs="+", default=[], help="of every run, as train.seed=1")
     parser.add_argument("--plot", type=Path, help="page (.html) or data (.json) of the curves")
     parser.add_argument("-o", "--out", type=Path, required=True)
     return parser.parse_args(argv)
+
+
+def ordinary_steps(options: argparse.Namespace, family: str) -> int:
+    """Return the steps of the ordinary recipe of a family."""
+    if family not in LATE:
+        return options.steps
+    return 2 * options.steps if options.late_steps is None else options.late_steps
 
 
 def recipe_of(options: argparse.Namespace, arm: Arm, seed: int, eval_every: int) -> Any:
@@ -157,7 +173,7 @@ def recipe_of(options: argparse.Namespace, arm: Arm, seed: int, eval_every: int)
     import kinfolk
     from kinfolk.families import family
 
-    steps = round(options.steps * (options.fraction if arm.fast else 1))
+    steps = round(ordinary_steps(options, arm.family) * (options.fraction if arm.fast else 1))
     dropouts = [name for name in vars(family(arm.family).config(options.size)) if "dropout" in name]
     workers = 1 if options.device == "cuda" else 0
     return kinfolk.recipe(
@@ -209,8 +225,8 @@ def train(recipe: Any, folder: Path, callbacks: Sequence[Any] = ()) -> list[dict
 def curve_of(options: argparse.Namespace, task: Task) -> dict[str, Any]:
     """Train once; return the held-out losses by step: in a search the last one alone."""
     (arm,) = task.arms
-    last = task.phase == "search"
-    eval_every = options.steps if last else max(1, options.steps // EVALUATIONS)
+    steps = ordinary_steps(options, arm.family)
+    eval_every = steps if task.phase == "search" else max(1, steps // EVALUATIONS)
     folder = options.out / "runs" / f"{arm.family}-{arm.name}-{task.seed}".replace(" ", "-")
     rows = train(recipe_of(options, arm, task.seed, eval_every), folder)
     return {"curve": [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]}
@@ -218,42 +234,14 @@ def curve_of(options: argparse.Namespace, task: Task) -> dict[str, Any]:
 
 def seconds_of_steps(options: argparse.Namespace, task: Task) -> dict[str, Any]:
     """Return the seconds of a step, of rounds that take the recipes in turn."""
-    import torch
+    from kinfolk.workflows.step_timing import ROUND_SECONDS, time_steps
 
-    from kinfolk.training.loop import Callback
-
-    steps = max(8, options.steps // 10)
-    first = steps // 4  # graphs are recorded by then
-    found: dict[str, list[float]] = {arm.name: [] for arm in task.arms}
-
-    class Clock(Callback):
-        """Keep the moments at which steps are logged."""
-
-        def __init__(self) -> None:
-            self.moments = list[tuple[int, float]]()
-
-        def on_step(self, progress: Any) -> None:
-            if first <= progress.step < steps:
-                if options.device == "cuda":
-                    torch.cuda.synchronize()
-                self.moments.append((progress.step, time.perf_counter()))
-
-    for _ in range(options.rounds):
-        for arm in task.arms:
-            clock = Clock()
-            recipe = recipe_of(options, arm, 0, steps)
-            short = replace(recipe.train, steps=steps, save_every=steps, eval_batches=1)
-            short = replace(short, warmup=min(short.warmup, steps))
-            train(replace(recipe, train=short), options.out / "runs" / "time", [clock])
-            (begun, begin), (ended, end) = clock.moments[0], clock.moments[-1]
-            found[arm.name].append((end - begin) / (ended - begun))
-    return {"seconds": {name: min(values) for name, values in found.items()}}
+    recipes = {arm.name: recipe_of(options, arm, 0, options.steps) for arm in task.arms}
+    return {"seconds": time_steps(recipes, seconds=options.rounds * ROUND_SECONDS)}
 
 
-def do(options: argparse.Namespace, task: Task, deadline: float) -> dict[str, Any] | str | None:
-    """Do one task in a process of the pool; return its result, an error, or None if it is late."""
-    if time.time() > deadline:
-        return None
+def do(options: argparse.Namespace, task: Task) -> dict[str, Any] | str:
+    """Do one task in a process of the pool; return its result or an error."""
     work = seconds_of_steps if task.phase == "time" else curve_of
     try:
         return {**task.as_json(), **work(options, task)}
@@ -261,29 +249,51 @@ def do(options: argparse.Namespace, task: Task, deadline: float) -> dict[str, An
         return traceback.format_exc()
 
 
-def do_all(options: argparse.Namespace, tasks: list[Task], jobs: int, deadline: float) -> None:
-    """Do the tasks that have no result yet, several at a time."""
-    file = options.out / "results.jsonl"
-    done = {key(row) for row in read(file)}
-    left = [task for task in tasks if key(task.as_json()) not in done]
-    if not left or time.time() > deadline:
-        return
+def do_all(
+    options: argparse.Namespace,
+    tasks: Sequence[Task],
+    jobs: int,
+    deadlines: dict[str, float],
+    then: Callable[[Task], Sequence[Task]] = lambda task: (),
+) -> None:
+    """Do the tasks that have no result yet, several at a time, and those that follow from one.
+
+    Searches come first, then runs by their seeds; no task starts after the deadline of its phase.
+    """
+    file, numbers, late = options.out / "results.jsonl", itertools.count(), 0
+    waiting: list[tuple[int, int, Task]] = []
+    running: dict[Future[dict[str, Any] | str], Task] = {}
+
+    def add(some: Iterable[Task]) -> None:
+        for task in some:
+            heapq.heappush(waiting, (task.seed, next(numbers), task))
+
+    add(tasks)
+    known = {key(row) for row in read(file)}
     spawn = multiprocessing.get_context("spawn")
-    late = 0
-    with ProcessPoolExecutor(min(jobs, len(left)), mp_context=spawn) as pool:
-        running = {pool.submit(do, options, task, deadline): task for task in left}
-        for future in as_completed(running):
-            try:
-                found = future.result()
-            except BrokenProcessPool as error:  # a process was killed: the others end with it
-                found = str(error)
-            if found is None:
-                late += 1
-            elif isinstance(found, str):
-                print(f"failed: {running[future]}\n{found[-600:]}", flush=True)
-            else:
-                with file.open("a") as out:
-                    out.write(json.dumps(found) + "\n")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                task = heapq.heappop(waiting)[-1]
+                if key(task.as_json()) in known:
+                    add(then(task))
+                elif time.time() > deadlines.get(task.phase, math.inf):
+                    late += 1
+                    add(then(task))
+                else:
+                    running[pool.submit(do, options, task)] = task
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                task, error = running.pop(future), future.exception()
+                found = str(error) if error else future.result()
+                if isinstance(found, str):
+                    print(f"failed: {task}\n{found[-600:]}", flush=True)
+                    if error:  # a process was killed: the pool has ended with it
+                        waiting.clear()
+                        continue
+                else:
+                    with file.open("a") as out:
+                        out.write(json.dumps(found) + "\n")
+                add(then(task))
     if late:
         print(f"{late} runs were left out at --minutes {options.minutes:g}", flush=True)
 
@@ -323,32 +333,50 @@ def main(argv: list[str]) -> None:
 
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    deadline = math.inf if options.minutes is None else time.time() + 60 * options.minutes
+    deadlines = {}
+    if options.minutes is not None:
+        ends = time.time() + 60 * options.minutes
+        deadlines = {"search": ends - 30 * options.minutes, "final": ends}
     file, known = options.out / "results.jsonl", {name: family(name) for name in options.families}
-    if "search" in options.phases:
-        searched = [
-            arms
-            for name, who in known.items()
-            for arms in (
-                plain_arms(name, who.train(options.size).lr, options.plain),
-                fast_arms(who, options.size, options.fast),
-            )
-        ]
-        # The first rates of every family come first: the search may end early.
-        arms = [arm for same in zip_longest(*searched) for arm in same if arm is not None]
-        half = deadline if options.minutes is None else deadline - 30 * options.minutes
-        do_all(options, [Task("search", (arm,), 0) for arm in arms], options.jobs, half)
-    pairs = {name: [best(read(file), name, fast=fast) for fast in (False, True)] for name in known}
-    chosen = {name: [arm for arm in pair if arm is not None] for name, pair in pairs.items()}
-    if "final" in options.phases:
-        final = [arm for arms in chosen.values() for arm in arms]
-        if "gpt2" in known:
-            final.append(Arm("gpt2", "nanoGPT", False, NANOGPT))
-        tasks = [Task("final", (arm,), seed + 1) for seed in range(options.seeds) for arm in final]
-        do_all(options, tasks, options.jobs, deadline)
+    searched: dict[str, list[Task]] = {name: [] for name in known}
+    for name, who in known.items() if "search" in options.phases else ():
+        factors = options.late_plain if name in LATE else options.plain
+        arms = (
+            plain_arms(name, who.train(options.size).lr, factors),
+            fast_arms(who, options.size, options.fast),
+        )
+        both = (arm for pair in zip_longest(*arms) for arm in pair if arm is not None)
+        searched[name] = [Task("search", (arm,), 0) for arm in both]
+    left = {name: len(tasks) for name, tasks in searched.items()}
+
+    def chosen(name: str) -> list[Arm]:
+        arms = [best(read(file), name, fast=fast) for fast in (False, True)]
+        return [arm for arm in arms if arm is not None]
+
+    def finals(name: str) -> list[Task]:
+        arms = chosen(name)
+        if name == "gpt2":
+            arms.append(Arm("gpt2", "nanoGPT", False, NANOGPT))
+        return [Task("final", (arm,), seed + 1) for seed in range(options.seeds) for arm in arms]
+
+    def then(task: Task) -> list[Task]:
+        """Return the last runs of a family when its search has ended."""
+        name = task.arms[0].family
+        left[name] -= task.phase == "search"
+        if task.phase == "search" and not left[name] and "final" in options.phases:
+            return finals(name)
+        return []
+
+    # Families with the longest runs come first, and of each the first rates: searches may be cut.
+    rounds = zip_longest(*(searched[name] for name in sorted(known, key=lambda n: n not in LATE)))
+    tasks = [task for same in rounds for task in same if task is not None]
+    if "final" in options.phases and not tasks:
+        tasks = [task for name in known for task in finals(name)]
+    if tasks:
+        do_all(options, tasks, options.jobs, deadlines, then)
     if "time" in options.phases:
-        tasks = [Task("time", tuple(arms), 0) for arms in chosen.values() if len(arms) == 2]
-        do_all(options, tasks, 1, math.inf)
+        pairs = [tuple(chosen(name)) for name in known]
+        do_all(options, [Task("time", arms, 0) for arms in pairs if len(arms) == 2], 1, {})
     results = read(file)
     show(results, options)
     if options.plot is not None:
@@ -416,18 +444,20 @@ def show(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
             steps = next(iter(by_seed.values()))[-1][0]
             cost = f", {1e3 * step[name]:.1f} ms a step" if name in step else ""
             print(f"{family}: {name}: {span(last, '.3f')} after {steps} steps{cost}")
-        plain, fast = pick(found, "ordinary"), pick(found, "fast")
-        if plain is None or fast is None:
+        ordinary, fast = pick(found, "ordinary"), pick(found, "fast")
+        if ordinary is None or fast is None:
             continue
-        ratio = step[fast] / step[plain] if {plain, fast} <= step.keys() else None
-        speedup = compare(found[plain], found[fast], ratio)
-        rows.append(
-            f"| {family} | {plain.partition(' ')[2]} | {fast.partition(' ')[2]} "
-            f"| {span([c[-1][1] for c in found[plain].values()], '.3f')} "
-            f"| {span(speedup.gaps, '+.3f')} | {shares(speedup.steps)} "
-            f"| {'-' if ratio is None else f'{ratio:.2f}'} "
-            f"| {'-' if ratio is None else shares(speedup.time)} |"
-        )
+        # A step of nanoGPT's settings is an ordinary one.
+        ratio = step[fast] / step[ordinary] if {ordinary, fast} <= step.keys() else None
+        for plain in (ordinary, *({"nanoGPT"} & found.keys())):
+            speedup = compare(found[plain], found[fast], ratio)
+            rows.append(
+                f"| {family} | {plain.removeprefix('ordinary ')} | {fast.partition(' ')[2]} "
+                f"| {span([c[-1][1] for c in found[plain].values()], '.3f')} "
+                f"| {span(speedup.gaps, '+.3f')} | {shares(speedup.steps)} "
+                f"| {'-' if ratio is None else f'{ratio:.2f}'} "
+                f"| {'-' if ratio is None else shares(speedup.time)} |"
+            )
     print("\n| family | ordinary lr | fast lr, matrix_lr | ordinary loss | fast loss, difference "
           "| share of steps | seconds of a step, ratio | share of time |")  # fmt: skip
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
@@ -444,14 +474,15 @@ def plot(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
     for family in options.families:
         found, step, lines = curves(results, family), seconds.get(family, {}), []
         for name, by_seed in found.items():
-            if not name.startswith(("ordinary", "fast")) or (step and name not in step):
+            alike = pick(found, "ordinary") if name == "nanoGPT" else name
+            if step and alike not in step:
                 continue
             points = list(zip(*by_seed.values(), strict=True))  # of all seeds at one step
             losses = [[loss for _, loss in point] for point in points]
             lines.append(
                 Series(
                     name,
-                    [point[0][0] * step.get(name, 1) for point in points],
+                    [point[0][0] * step.get(alike, 1) for point in points],
                     [statistics.mean(values) for values in losses],
                     low=[min(values) for values in losses],
                     high=[max(values) for values in losses],

@@ -42,7 +42,8 @@ def test_every_fast_recipe_is_measured_with_the_settings_of_the_feature(
     for name in known:
         (arm,) = benchmark.fast_arms(family(name), "nano", [(1, 1)])
         asked = ["--corpus", home.corpus, "--size", "nano", "--length", 32, "--fraction", 0.5]
-        options = benchmark.parse([*map(str, asked), "--steps", "1000", "-o", "out"])
+        steps = ["--steps", "1000", "--late-steps", "1000"]
+        options = benchmark.parse([*map(str, asked), *steps, "-o", "out"])
         measured = vars(benchmark.recipe_of(options, arm, 0, 10).train)
         feature = vars(recipe(f"{name}/nano", home.corpus, length=32, fast=True, steps=500).train)
         for field in (*FAST_FIELDS, "steps", "warmup", "betas", "grad_clip"):
@@ -69,21 +70,35 @@ def test_it_searches_runs_times_and_ends_with_a_table_and_curves(
     home: Home, tmp_path: Path
 ) -> None:
     asked = "--families gpt2 --size nano --steps 16 --rows 2 --length 32 --plain 1 --fast 1:1"
-    asked += " --fraction 0.5 --seeds 2 --rounds 1 --setting train.eval_batches=1 train.workers=1"
+    asked += " --fraction 0.5 --seeds 2 --setting train.eval_batches=1 train.workers=1"
     argv = [*asked.split(), "--corpus", str(home.corpus), "-o", str(tmp_path)]
 
-    def printed(plot: str) -> str:
-        command = [sys.executable, str(FILE), *argv, "--plot", str(tmp_path / plot)]
+    def printed(plot: str, *more: str) -> str:
+        command = [sys.executable, str(FILE), *argv, "--plot", str(tmp_path / plot), *more]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    found = printed("curves.json")
-    assert "failed" not in found
-    row = found.splitlines()[-1]
-    assert row.startswith("| gpt2 | 0.001 | 0.008 0.02 | ") and row.count("|") == 9
+    untimed = printed("curves.json", "--phases", "search", "final")
+    assert "failed" not in untimed
+    rows = [line for line in untimed.splitlines() if line.startswith("| gpt2")]
+    assert rows[0].startswith("| gpt2 | 0.001 | 0.008 0.02 | ") and rows[0].endswith("| - | - |")
+    assert rows[1].startswith("| gpt2 | nanoGPT | 0.008 0.02 | ")
     curves = json.loads((tmp_path / "curves.json").read_text())["gpt2"]
-    assert [curve["name"].split()[0] for curve in curves] == ["ordinary", "fast"]
-    assert len(curves[0]["xs"]) == 16 and len(curves[1]["xs"]) == 8
+    names = [curve["name"].split()[0] for curve in curves]
+    assert sorted(names) == ["fast", "nanoGPT", "ordinary"]
+    assert [len(curve["xs"]) for curve in curves] == [8 if n == "fast" else 16 for n in names]
+    found = printed("curves.html", "--phases", "time")
+    assert all(not row.endswith("| - |") for row in found.splitlines() if row.startswith("| gpt2"))
     lines = (tmp_path / "results.jsonl").read_text()
     assert printed("curves.html") == found
+    assert printed("curves.html", "--phases") == found
     assert (tmp_path / "results.jsonl").read_text() == lines, "nothing is run twice"
     assert "<figure class=" in (tmp_path / "curves.html").read_text()
+
+
+def test_families_that_learn_late_have_more_steps(benchmark: ModuleType) -> None:
+    asked = ["--corpus", "corpus", "-o", "out", "--steps", "800"]
+    options = benchmark.parse(asked)
+    assert benchmark.ordinary_steps(options, "gpt2") == 800
+    assert benchmark.ordinary_steps(options, "bert") == 1600
+    options = benchmark.parse([*asked, "--late-steps", "1000"])
+    assert [benchmark.ordinary_steps(options, name) for name in ("t5", "albert")] == [800, 1000]
