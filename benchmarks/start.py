@@ -1,0 +1,130 @@
+"""How long `kinfolk pretrain` takes from its start to its first step, and to its end.
+
+    python benchmarks/start.py --corpus corpus --device cuda
+    python benchmarks/start.py gpt2/base --corpus corpus --compile auto yes --steps 300
+    python benchmarks/start.py gpt2/nano --corpus corpus --device cpu --steps 5
+
+Each run is the whole command in a process of its own, with empty caches of the compiler: imports,
+reading the corpus, building, the steps, the evaluation, the checkpoint and the report. `first step`
+is the time at which the loss of the first step has been read from the device. `--out` appends a
+line of JSON for each run when it has ended.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MODELS = ("gpt2/base", "bert/base", "t5/base")
+HEAD = (
+    "model",
+    "compile",
+    "first step",
+    "of it compiling",
+    "in total",
+    "steps",
+    "tokens/s at the end",
+)
+
+
+def run(model: str, compiling: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the command in an empty folder, and read what it wrote."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+        environment = {**os.environ, **{key: str(folder / cache) for key, cache in caches.items()}}
+        command = [
+            *("pretrain", model, "--corpus", str(options.corpus), "--steps", str(options.steps)),
+            *("--compile", compiling, "--device", options.device, "-o", str(folder / "run")),
+            *options.setting,
+        ]
+        first = folder / "first.txt"
+        began = time.time()
+        done = subprocess.run(
+            [sys.executable, __file__, "--first-step", str(first), *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        total = time.time() - began
+        if done.returncode or not first.is_file():
+            raise RuntimeError(
+                f"kinfolk {' '.join(command)}: {(done.stderr or done.stdout)[-2000:]}"
+            )
+        speeds = [*map(json.loads, (folder / "run" / "speed.jsonl").read_text().splitlines())]
+        # The lines of steps that were logged together have the mean of their seconds.
+        compile_seconds = sum(line.get("compile_seconds", 0.0) for line in speeds)
+        said = (line.strip() for line in (done.stdout + done.stderr).splitlines())
+        return {
+            "model": model,
+            "compile": compiling,
+            "first_step": round(float(first.read_text()) - began, 2),
+            "compile_seconds": round(compile_seconds, 2),
+            "total": round(total, 2),
+            "steps": options.steps,
+            "tokens_per_second": round(speeds[-1]["tokens_per_second"]),
+            "compiler": [line for line in said if "compile" in line],
+            "device": options.device,
+        }
+
+
+def main_of_run(first: Path, command: Sequence[str]) -> None:
+    """Run `kinfolk` in this process, and write down when its first step has ended."""
+    from kinfolk.cli import main
+    from kinfolk.training.step import TrainStep
+
+    step = TrainStep.__call__
+
+    def first_step(self: TrainStep, *arguments: Any) -> Any:
+        TrainStep.__call__ = step  # type: ignore[method-assign]
+        output = step(self, *arguments)
+        output.loss.item()
+        first.write_text(str(time.time()), encoding="utf-8")
+        return output
+
+    TrainStep.__call__ = first_step  # type: ignore[method-assign]
+    sys.argv = ["kinfolk", *command]
+    main()
+
+
+def row(cells: Sequence[str]) -> str:
+    """Return a row of the table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all, and print a table."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] == "--first-step":
+        main_of_run(Path(arguments[1]), arguments[2:])
+        return
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="FAMILY/SIZE")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of kinfolk prepare")
+    parser.add_argument("--compile", nargs="+", default=["auto", "on"])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--setting", nargs="+", default=[], help="of every run: train.seed=1")
+    parser.add_argument("--out", type=Path, help="lines of JSON")
+    options = parser.parse_args(arguments)
+    print(row(HEAD))
+    print(row(["---"] * 2 + ["---:"] * 5), flush=True)
+    for compiling in options.compile:
+        for model in options.models:
+            found = run(model, compiling, options)
+            if options.out is not None:
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(found) + "\n")
+            seconds = [f"{found[key]:.1f} s" for key in ("first_step", "compile_seconds", "total")]
+            counts = [str(found["steps"]), f"{found['tokens_per_second']:,}"]
+            print(row([model, compiling, *seconds, *counts]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
