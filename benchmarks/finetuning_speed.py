@@ -291,7 +291,12 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Print a table, a row for each size."""
     options = parse()
-    found = [run_size(size, options) for size in options.sizes.split(",")]
+    found = []
+    for size in options.sizes.split(","):
+        found.append(run_size(size, options))
+        if options.results:
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found[-1]) + "\n")
     names = list(found[0]["tokens_per_second"])
     print(
         f"| BERT | parameters | {' | '.join(names)} | {' | '.join(n + ', ratio' for n in names)} |"
@@ -301,9 +306,6 @@ def main() -> None:
         speeds = " | ".join(f"{line['tokens_per_second'][name]:,.0f}" for name in names)
         ratios = " | ".join(f"{line['ratio'][name]:.2f}" for name in names)
         print(f"| `{line['size']}` | {line['parameters'] / 1e6:.1f} M | {speeds} | {ratios} |")
-    if options.results:
-        with options.results.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in found)
     if options.json:
         print(json.dumps(found))
 

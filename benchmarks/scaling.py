@@ -17,7 +17,8 @@ bytes a second of a bare copy. A step cannot be faster than the slower of both a
                         Attention, norms and activations are left out, and so are caches, which let
                         a small step move less than this
 
-Written are OUT/scaling.jsonl, a line for the machine and one for each point, and OUT/scaling.html.
+Written after each point are OUT/scaling.jsonl, a line for the machine and one for each point, and
+OUT/scaling.html.
 """
 
 import argparse
@@ -299,11 +300,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Measurement]:
                     f"{point.tokens_per_second / point.bound:.1%} of the roofline",
                     flush=True,
                 )
+            page.write(render(machine, points, notes), told.out / "scaling.html")
             gc.collect()
             if cuda:
                 torch.compiler.reset()
                 torch.cuda.empty_cache()
-    page.write(render(machine, points, notes), told.out / "scaling.html")
     return points
 
 

@@ -1274,9 +1274,12 @@ def work_process(name: str, s: Settings, turn: Any, alone: Any) -> None:
 def side_by_side(
     names: Sequence[str], s: Settings, parallel: int
 ) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Prepare several workloads at the same time; yield each with its figures, timed in turn."""
+    """Prepare several workloads at the same time; yield each with its figures, timed in turn.
+
+    One that finds too little memory beside the others is prepared alone, after them.
+    """
     spawn = multiprocessing.get_context("spawn")
-    alone, ceiling = spawn.Lock(), None
+    alone, ceiling, again = spawn.Lock(), None, list[str]()
     for first in range(0, len(names), parallel):
         started = []
         for name in names[first : first + parallel]:
@@ -1295,10 +1298,15 @@ def side_by_side(
                     turn.send(ceiling)
                     found[name] = receive(name, turn)
                 process.join()
-                yield name, found[name]
+                if parallel > 1 and "OutOfMemoryError" in str(found[name])[:200]:
+                    again.append(name)
+                else:
+                    yield name, found[name]
         finally:
             for _, _, turn in started:
                 turn.close()  # a process that waits ends
+    if again:
+        yield from side_by_side(again, s, 1)
 
 
 def receive(name: str, turn: Any) -> Any:
