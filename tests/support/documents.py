@@ -36,14 +36,15 @@ QUICKSTART = {
 }
 # Regular expressions and replacements that make a printed command or Python block small.
 # Of an option that is given twice, the last value counts.
+NEW_COMPARISON = r"^(kinfolk compare (?!--resume|--repeat).*)$"
 REDUCTIONS = (
     (r"^make quickstart$", "kinfolk quickstart -o runs/quickstart"),  # what the target runs
     (r"^(kinfolk pretrain (?!--|ngram).*)$", r"\1 --steps 2 --batch 4"),
     (r"^(kinfolk finetune .*)$", r"\1 --epochs 1 --batch 8"),
     (r"^(kinfolk prefixes (?!--).*)$", r"\1 --steps 2 --batch 4"),
-    (r"^(kinfolk compare (?!--resume).*)$", r"\1 --length 16 --batch-size 4 --labels all --jobs 0"),
-    (r"^(kinfolk compare (?!--resume).*)$", r"\1 --task-steps 2 --max-tokens 32 --samples 2"),
-    (r"^(kinfolk compare (?!--resume).*)$", r"\1 --seeds 1"),
+    (NEW_COMPARISON, r"\1 --length 16 --batch-size 4 --labels all --jobs 0"),
+    (NEW_COMPARISON, r"\1 --task-steps 2 --max-tokens 32 --samples 2"),
+    (NEW_COMPARISON, r"\1 --seeds 1"),
     (r"^(kinfolk lr-find .*)$", r"\1 --steps 10 --length 16 train.batch_size=4"),
     (r"^(kinfolk verify-resume .*)$", r"\1 --steps 4"),
     (r"^(kinfolk plan .*)$", r"\1 --length 32"),

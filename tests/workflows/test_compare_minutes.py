@@ -120,6 +120,7 @@ def test_a_repetition_that_is_killed_twice_ends_with_the_same_table(
         decisions = read_decisions(out / folder / DECISIONS)
         assert decisions == read_decisions(race.path / folder / DECISIONS)
     assert found.race["command"] == f"kinfolk compare --repeat {race.path} -o RACE"
+    assert found.race["notes"][0].startswith(f"This comparison repeats {race.path}: its runs have")
     assert str(race.path) not in json.dumps(Plan.read(out / "plan.json").entrants[0].recipe)
     assert (out / "options.json").read_bytes() == (race.path / "options.json").read_bytes()
 

@@ -77,6 +77,13 @@ def test_seconds_are_met_where_the_device_is_read_every_tenth_step(tmp_path: Pat
     assert slower == pytest.approx(60, rel=0.02)
 
 
+def test_an_estimate_knows_the_present_speed(tmp_path: Path) -> None:
+    spent(tmp_path, lambda step: 0.1 * (DRIFT if step > 300 else 1), first=600)
+    decisions = read_decisions(tmp_path / DECISIONS)
+    late = next(decision for decision in decisions if decision.seconds > 48)
+    assert late.steps == pytest.approx(decisions[-1].steps, rel=0.02)
+
+
 def test_decisions_are_few_in_long_runs(tmp_path: Path) -> None:
     spent(tmp_path, lambda step: 60 / 10_000, first=10_000)
     assert len(read_decisions(tmp_path / DECISIONS)) < 80
@@ -125,16 +132,22 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(TimeBudget, "observe", killed)
 
 
+@pytest.mark.parametrize(("each", "least", "most"), [(0.1, 40, 50), (0.06, 70, 80)])
 def test_a_run_ends_by_the_clock_with_the_schedule_at_its_end(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    each: float,
+    least: int,
+    most: int,
 ) -> None:
-    slows_down(monkeypatch, 30)
+    slows_down(monkeypatch, 30, each=each)
     chosen = timed(home)
     run = pretrain(chosen, tmp_path / "run", decisions=())
     assert seconds(run) == pytest.approx(60 * MINUTES, rel=0.02)
     decisions, lines = read_decisions(run / DECISIONS), read(run)
     steps = lines[-1]["step"]
-    assert 40 < steps < 50 and decisions[0] == Decision(0, 60, 0.0)
+    assert least < steps < most and decisions[0] == Decision(0, 60, 0.0)
     assert decisions[-1].step == decisions[-1].steps == steps
     assert lines[-1]["lr"] == pytest.approx(chosen.train.lr * chosen.train.min_lr_ratio)
     assert "eval_loss" in lines[-1]

@@ -192,7 +192,8 @@ class TrainLoop:
                     if saving or stopping or self.is_new_best():
                         self.save(self.global_step, self.evaluation)
                         saved, self.since = self.global_step, time.perf_counter()
-                if stopping or self.global_step == self.train.steps:
+                by_clock = self.follow_clock is not None  # its batches have no end
+                if stopping or (by_clock and self.global_step == self.train.steps):
                     return
         except (KeyboardInterrupt, Terminated, LostProcessError, RuntimeError) as error:
             lost_worker = isinstance(error, RuntimeError)

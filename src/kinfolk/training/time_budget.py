@@ -105,7 +105,7 @@ class TimeBudget:
         for _ in range(step - done):
             self.elapsed.append(self.elapsed[-1] + seconds / (step - done))
         last, spent = self.decisions[-1], self.elapsed[-1]
-        if step <= last.step or last.step == last.steps:  # repeated, or decided to the end
+        if step <= last.step:  # it is done again, or all was decided before
             return self.steps_at(step)
         seconds_left, steps_left = self.seconds - spent, last.steps - step
         if not steps_left:

@@ -20,6 +20,10 @@ from kinfolk.workflows.race_jobs import JobContext, read_result
 from kinfolk.workflows.race_plan import Job, Plan, write_json
 from kinfolk.workflows.race_setup import machine
 
+REPETITION = (
+    "This comparison repeats {}: its runs have the numbers of steps and the learning rates of that "
+    "one, whatever seconds they take."
+)
 DATA_FOLDERS = ("corpus", "corpora", "tasks")
 
 
@@ -31,13 +35,14 @@ def write_repetition(race: Path, out: Path) -> None:
         plan,
         repeats=str(race),
         decisions=dict(decided(race, plan)),
+        notes=(REPETITION.format(race), *plan.notes[bool(plan.repeats) :]),
         machine=machine(plan.options.device, plan.threads),
         kinfolk=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
     values = moved(asdict(repeated), str(race), str(out))
     # What was asked for stays as it was.
-    values |= {"repeats": str(race), "options": asdict(plan.options)}
+    values |= {"repeats": str(race), "options": asdict(plan.options), "notes": repeated.notes}
     with new_folder(out) as folder:
         for name in DATA_FOLDERS:
             if (race / name).is_dir():
