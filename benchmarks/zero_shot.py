@@ -3,6 +3,8 @@
 python benchmarks/zero_shot.py --data DATA --out runs/zero-shot
 python benchmarks/zero_shot.py --data DATA --out runs/zero-shot --device cuda --size small \
     --steps 20000 --pretrain-steps 20000 --batch 128 --test-rows 997
+python benchmarks/zero_shot.py --data DATA --out runs/zero-shot --device cuda --size small \
+    --jobs 6 --pretrain-minutes 10 --minutes 30 --steps 100000 --pretrain-steps 100000 --batch 64
 
 A Transformer learns English-German (Multi30k, WMT) and English-Chinese (Tatoeba), in both
 directions, with a tag for the target language (Johnson et al. 2017). One model starts from random
@@ -11,26 +13,37 @@ decoder that starts from random values (a multilingual masked-LM encoder); one f
 of the same text, where both are trained. "Denoising" adds sentences without some of their words and
 the whole sentences as more pairs, en-en, de-de and zh-zh (after Siddhant et al. 2020): where every
 German source becomes English, a model need not read the tag. All have one tokenizer and as many
-steps on pairs.
+steps on pairs, or as many minutes: with --minutes the learning rate is constant and falls to 0 in
+the last fifth. With --jobs, the text before the pairs is learned first, and then that many variants
+train at a time. With --end they have ended so many minutes after the start, and what is left of the
+time is for translating.
 
 German-Chinese and Chinese-German of FLORES and of the questions of XQuAD are translated directly
 and through English, beside copied sources and beside outputs that belong to other sentences, which
 show what a model scores that writes the language and does not read the source. Scores have 95%
 bootstrap intervals over sentences. A line of JSON for each score is appended to
-OUT/scores.jsonl.
+OUT/scores.jsonl. What a run has translated is in its folder and not translated again.
 """
 
 import argparse
 import gzip
 import json
 import lzma
+import multiprocessing
 import random
 import re
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from kinfolk.training.loop import Callback, Progress
 
 LANGUAGES = {"en": "English", "de": "German", "zh": "Chinese"}
 FLORES = {"en": "eng_Latn", "de": "deu_Latn", "zh": "zho_Hans"}
@@ -45,6 +58,14 @@ VARIANTS = (
 RESAMPLES, DEV_ROWS, LENGTH = 200, 200, 128
 ARTICLE_LINES = 30_000  # of each Wikipedia
 NOISE = 0.3  # share of words that are left out
+CHARACTERS = {"en": (20, 250), "de": (20, 250), "zh": (7, 80)}  # of sentences that denoising adds
+SENTENCE_MARKS = (".", "!", "?", "。", "！", "？")
+SENTENCE_END = re.compile(r"(?<=[。！？])|(?<=[.!?]) +(?=[A-Z])")
+DECAY = 0.2  # share of the minutes in which the learning rate falls
+# Steps of that share are planned at this pace of those before, and may take so much longer.
+SLOWER, LATER = 0.8, 1.5
+LONGEST = 1 + DECAY * (LATER - 1)  # of the minutes of a run
+ROWS = 300  # texts that are translated at once
 # Moses-tokenized text: marks that stand apart join the word beside them.
 JOINED = (
     (r" ([.,;:!?%)\]”])", r"\1"),
@@ -55,6 +76,8 @@ JOINED = (
 ENTITIES = (("&apos;", "'"), ("&quot;", '"'), ("&amp;", "&"), ("&#91;", "["), ("&#93;", "]"))
 
 Lines = list[str]
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -123,11 +146,20 @@ def test_sets(data: Path, rows: int) -> dict[str, dict[str, Lines]]:
     return {"FLORES": flores, "XQuAD": {x: [asked[x][id] for id in ids[:rows]] for x in LANGUAGES}}
 
 
-def without_words(line: str, chance: random.Random) -> str:
+def without_words(line: str, language: str, chance: random.Random) -> str:
     """Leave out some words, or Chinese characters; at least one stays."""
-    units = line.split() if " " in line else [*line]
+    units = re.findall(r"[A-Za-z0-9]+|.", line) if language == "zh" else line.split()
     kept = [unit for unit in units if chance.random() >= NOISE] or units[:1]
-    return (" " if " " in line else "").join(kept)
+    return ("" if language == "zh" else " ").join(kept)
+
+
+def sentences_of(lines: Lines, language: str) -> Iterator[str]:
+    """Yield the sentences of articles that are neither headings nor long."""
+    shortest, longest = CHARACTERS[language]
+    for line in lines:
+        for sentence in map(str.strip, SENTENCE_END.split(line)):
+            if shortest <= len(sentence) <= longest and sentence.endswith(SENTENCE_MARKS):
+                yield sentence
 
 
 def write(lines: Lines, path: Path) -> Path:
@@ -136,7 +168,7 @@ def write(lines: Lines, path: Path) -> Path:
     return path
 
 
-def prepare_data(data: Path, work: Path, vocab: int) -> None:
+def prepare_data(data: Path, work: Path, vocab: int, denoised: int) -> None:
     """Write the pairs, text of each language with its corpus, and the tokenizer of all runs."""
     from kinfolk import prepare
     from kinfolk.data.prepare import train_tokenizer
@@ -147,14 +179,18 @@ def prepare_data(data: Path, work: Path, vocab: int) -> None:
             write([*side[:-DEV_ROWS]], work / f"{name}.{language}")
             write([*side[-DEV_ROWS:]], work / f"dev-{name}.{language}")
             text[language] += side[:-DEV_ROWS]
-    chance = random.Random(0)
-    for language, lines in text.items():
-        write([without_words(line, chance) for line in lines], work / f"noise-{language}.txt")
-        write(lines, work / f"whole-{language}.txt")
+    more = {"de": [*map(detokenized, read(data / "wmt_en_de_10k" / "val.de"))]}
     for language in ("en", "zh"):
         articles = (line for line in read(data / f"wiki_{language}" / "train.txt.xz") if line)
-        text[language] += [line for line, _ in zip(articles, range(ARTICLE_LINES), strict=False)]
-    text["de"] += map(detokenized, read(data / "wmt_en_de_10k" / "val.de"))
+        more[language] = [line for line, _ in zip(articles, range(ARTICLE_LINES), strict=False)]
+    chance = random.Random(0)
+    for language, lines in text.items():
+        others = sentences_of(more[language], language)
+        whole = lines + [line for line, _ in zip(others, range(denoised), strict=False)]
+        noisy = [without_words(line, language, chance) for line in whole]
+        write(noisy, work / f"noise-{language}.txt")
+        write(whole, work / f"whole-{language}.txt")
+        lines += more[language]
     # A blank line ends a document.
     files = [write(["\n\n".join(lines)], work / f"text.{x}.txt") for x, lines in text.items()]
     tokenizer = train_tokenizer(files, vocab_size=vocab, languages=[*LANGUAGES])
@@ -163,22 +199,125 @@ def prepare_data(data: Path, work: Path, vocab: int) -> None:
         prepare([file], tokenizer, work / f"text-{language}", holdout="1%")
 
 
-def train(seed: int, said: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """Train the models on pairs; yield each variant with its run."""
+class TimeIsUpError(KeyboardInterrupt):
+    """Ends a run as Ctrl-C does: with a checkpoint."""
+
+
+class Clock(Callback):
+    """End a run after so many minutes, if it has not ended before."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self.minutes, self.began = minutes, time.monotonic()
+        self.steps: list[tuple[float, int]] = []  # minutes and steps done
+
+    @property
+    def passed(self) -> float:
+        """The minutes since the start."""
+        return (time.monotonic() - self.began) / 60
+
+    def on_step(self, progress: Progress) -> None:
+        """Record the step; raise after the last minute."""
+        self.steps.append((self.passed, progress.step))
+        if self.minutes is not None and self.passed > self.minutes:
+            raise TimeIsUpError
+
+    def steps_in(self, minutes: float) -> int:
+        """Return how many steps another start of the run does in so many minutes."""
+        (begun, first), (ended, last) = self.steps[0], self.steps[-1]
+        pace = (last - first) / (ended - begun) if ended > begun else last / ended
+        return max(1, int(pace * (minutes - begun)))
+
+
+def without_baselines() -> AbstractContextManager[Any]:
+    """Leave out reports and the baselines of loss: counting 3-grams takes many seconds."""
+    from kinfolk.workflows.pretrain import PretrainWorkload
+
+    return patch.multiple(
+        PretrainWorkload,
+        write_report=lambda work, folder, finished: None,
+        loss_baselines=lambda work: (),
+    )
+
+
+def train_for(begin: Callable[..., Path], run: Path, minutes: float | None) -> None:
+    """Start or resume a run; with a limit of minutes, its learning rate falls in the last fifth."""
+    from kinfolk.workflows.pretrain import resume
+    from kinfolk.workflows.recipe import Recipe
+
+    if minutes is None:
+        begin()
+        return
+    clock = Clock(minutes * (1 - DECAY))
+    try:
+        with without_baselines():
+            begin(callbacks=[clock])
+        return
+    except TimeIsUpError:
+        pass
+    chosen, rest = Recipe.read(run / "recipe.json"), minutes - clock.passed
+    more = max(1, round(SLOWER * clock.steps_in(rest)))
+    done = clock.steps[-1][1]
+    steps, warmup = min(chosen.train.steps, done + more), min(chosen.train.warmup, done)
+    shorter = replace(chosen.train, steps=steps, warmup=warmup, decay_ratio=1 - done / steps)
+    replace(chosen, train=shorter).write(run / "recipe.json")
+    with suppress(TimeIsUpError), without_baselines():
+        resume(run, callbacks=[Clock(LATER * rest)])
+
+
+def minutes_on_pairs(said: argparse.Namespace) -> float | None:
+    """Return the minutes that a variant which starts now may train."""
+    if said.deadline is None:
+        return said.minutes
+    left = max(0.01, (said.deadline - time.time()) / 60 / LONGEST)
+    return left if said.minutes is None else min(said.minutes, left)
+
+
+def settings(steps: int, minutes: float | None, seed: int, said: argparse.Namespace) -> list[str]:
+    """Return the training settings of a run."""
+    values = {"steps": steps, "seed": seed, "device": said.device, "batch_size": said.batch}
+    values |= {"lr": said.lr, "warmup": max(1, min(said.warmup, steps // 4))}
+    values |= {"eval_every": max(1, steps // 4), "save_every": steps, "keep_checkpoints": 1}
+    values |= {} if minutes is None else {"schedule": "trapezoid", "decay_ratio": DECAY}
+    dropout = f"model.dropout={said.dropout}"
+    return [*(f"train.{key}={value}" for key, value in values.items()), dropout, *said.set]
+
+
+def start_of(variant: str) -> str | None:
+    """Return the objective of the text that a variant learns before the pairs."""
+    return STARTS.get(variant.partition(", then ")[0])
+
+
+def learn_text(start: tuple[int, str], said: argparse.Namespace) -> None:
+    """Train a model on text, if that was not done before."""
     import kinfolk
+    from kinfolk.workflows.pretrain import pretrain
+
+    seed, objective = start
+    run = said.out / f"{objective}-{seed}"
+    if run.exists():
+        return
+    chosen = settings(said.pretrain_steps, said.pretrain_minutes, seed, said)
+    corpora = [said.out / f"text-{x}" for x in LANGUAGES]
+    name = f"transformer/{said.size}"
+    recipe = kinfolk.recipe(name, corpora, objective=objective, length=LENGTH, settings=chosen)
+    clock, timed = Clock(said.pretrain_minutes), said.pretrain_minutes is not None
+    with suppress(TimeIsUpError), without_baselines() if timed else nullcontext():
+        pretrain(recipe, run, callbacks=[clock])
+    print(f"{objective}, seed {seed}: {clock.steps[-1][1]:,} steps, {60 * clock.passed:.0f} s")
+
+
+def train(seed: int, variant: str, said: argparse.Namespace) -> Path:
+    """Train a variant on pairs, if that was not done before; return its run."""
     from kinfolk.data.parallel_text import ParallelText
+    from kinfolk.workflows.folders import find_model_folder
     from kinfolk.workflows.parallel import LanguagePair, MultilingualData
-    from kinfolk.workflows.pretrain import pretrain, resume
+    from kinfolk.workflows.pretrain import resume
     from kinfolk.workflows.translate import prepare_translation_run
 
-    work, name = said.out, f"transformer/{said.size}"
-
-    def settings(steps: int) -> list[str]:
-        values = {"steps": steps, "seed": seed, "device": said.device, "batch_size": said.batch}
-        values |= {"lr": said.lr, "warmup": max(1, min(said.warmup, steps // 4))}
-        values |= {"eval_every": max(1, steps // 4), "save_every": steps, "keep_checkpoints": 1}
-        dropout = [f"model.dropout={said.dropout}"]
-        return [*(f"train.{key}={value}" for key, value in values.items()), *dropout]
+    work: Path = said.out
+    run = work / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}"
+    if run.exists():
+        return run
 
     def pairs(split: str) -> tuple[LanguagePair, ...]:
         files = {n: [work / f"{split}{n}.{x}" for x in n.split("-")] for n in ("en-de", "en-zh")}
@@ -191,52 +330,47 @@ def train(seed: int, said: argparse.Namespace) -> Iterator[tuple[str, Path]]:
         LanguagePair(x, x, ParallelText(work / f"noise-{x}.txt", work / f"whole-{x}.txt"))
         for x in LANGUAGES
     )
-    chosen_variants = said.variants.split("; ")
-    if unknown := [variant for variant in chosen_variants if variant not in VARIANTS]:
-        raise SystemExit(f"no variant {unknown[0]!r}: choose from {'; '.join(VARIANTS)}")
-    for variant in chosen_variants:
-        run, start = work / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}", name
-        begun = time.perf_counter()
-        objective = STARTS.get(variant.partition(", then ")[0])
-        if objective is not None:
-            start = str(work / f"{objective}-{seed}")
-            if not Path(start).exists():
-                corpora = [work / f"text-{x}" for x in LANGUAGES]
-                chosen = settings(said.pretrain_steps)
-                recipe = kinfolk.recipe(
-                    name, corpora, objective=objective, length=LENGTH, settings=chosen
-                )
-                pretrain(recipe, start)
-        if not run.exists():
-            texts = MultilingualData(
-                train=pairs("") + (denoising if "denoising" in variant else ()),
-                dev=pairs("dev-"),
-                tokenizer=work / "tokenizer",
-            )
-            prepare_translation_run(
-                start, texts, run, objective="pairs", length=LENGTH, settings=settings(said.steps)
-            )
-            resume(run)
-        print(f"{variant}, seed {seed}: {time.perf_counter() - begun:.0f} s", flush=True)
-        yield variant, run
+    texts = MultilingualData(
+        train=pairs("") + (denoising if "denoising" in variant else ()),
+        dev=pairs("dev-"),
+        tokenizer=work / "tokenizer",
+    )
+    begun, objective = time.perf_counter(), start_of(variant)
+    start = f"transformer/{said.size}" if objective is None else str(work / f"{objective}-{seed}")
+    chosen = settings(said.steps, minutes_on_pairs(said), seed, said)
+    prepare_translation_run(start, texts, run, objective="pairs", length=LENGTH, settings=chosen)
+    train_for(partial(resume, run), run, minutes_on_pairs(said))
+    seconds, newest = time.perf_counter() - begun, find_model_folder(run)
+    print(f"{variant}, seed {seed}: {newest.name}, {seconds:.0f} s", flush=True)
+    return run
 
 
 def translations(
     run: Path, tests: dict[str, dict[str, Lines]], device: str
 ) -> Iterator[tuple[str, str, str, Lines]]:
-    """Yield the test set, the direction, the way and the outputs."""
+    """Yield the test set, the direction, the way and the outputs, which are kept in the run."""
+    from kinfolk.generation.generate import transform_lines
     from kinfolk.workflows.languages import find_route
-    from kinfolk.workflows.translate import generate_texts, load_translator
+    from kinfolk.workflows.translate import load_translator
 
-    model, tokenizer = load_translator(run, device)
-    for test, texts in tests.items():
-        for direction in (*TRAINED, *ZERO_SHOT):
-            source, target = direction.split("-")
+    opened: list[Any] = []
+
+    def translated(lines: Lines, target: str, pivot: str | None) -> Lines:
+        opened[:] = opened or load_translator(run, device)
+        model, tokenizer = opened
+        for tags in find_route(run, tokenizer, target, pivot):
+            lines = [*transform_lines(model, tokenizer, lines, tags=tags, batch_size=ROWS)]
+        return lines
+
+    for direction in (*ZERO_SHOT, *TRAINED):
+        source, target = direction.split("-")
+        for test, texts in tests.items():
             ways = {"direct": None, "through English": "en"}
             for way, pivot in ways.items() if direction in ZERO_SHOT else [("direct", None)]:
-                outputs = texts[source]
-                for tags in find_route(run, tokenizer, target, pivot):
-                    outputs = generate_texts(model, tokenizer, outputs, tags=tags)
+                file = run / f"{test}-{direction}-{way.replace(' ', '-')}.txt"
+                if not file.exists():
+                    write(translated(texts[source], target, pivot), file)
+                outputs = read(file)
                 yield test, direction, way, outputs
                 if way == "direct":
                     yield test, direction, "of other sentences", [*outputs[1:], outputs[0]]
@@ -246,21 +380,41 @@ def translations(
 def score(
     seed: int, variant: str, run: Path, tests: dict[str, dict[str, Lines]], device: str
 ) -> Iterator[Score]:
-    """Yield BLEU and chrF of every way to translate, and write the outputs into the run."""
+    """Yield BLEU and chrF of every way to translate."""
     from kinfolk.metrics.bootstrap import confidence_interval
     from kinfolk.metrics.text import BLEU, CHRF
     from kinfolk.text.unicode import guess_language
 
-    for test, direction, way, outputs in translations(run, tests, device):
+    for test, direction, way, outputs in [*translations(run, tests, device)]:  # all, then scores
         target = direction.partition("-")[2]
-        if way in ("direct", "through English"):
-            write(outputs, run / f"{test}-{direction}-{way.replace(' ', '-')}.txt")
         right = sum(guess_language(text) == LANGUAGES[target] for text in outputs) / len(outputs)
         for metric in (BLEU, CHRF):
             statistics = metric.statistics(outputs, tests[test][target])
             found = confidence_interval(metric, statistics, n_resamples=RESAMPLES)
             place = (seed, variant, test, direction, way, metric.title)
             yield Score(*place, found.score, found.low, found.high, right)
+
+
+def train_and_score(arm: tuple[int, str], said: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train a variant with a seed and return its scores."""
+    seed, variant = arm
+    run, tests = train(seed, variant, said), test_sets(said.data, said.test_rows)
+    return [asdict(found) for found in score(seed, variant, run, tests, said.device)]
+
+
+def results(work: Callable[[Task], Result], tasks: list[Task], jobs: int) -> Iterator[Result]:
+    """Yield what each task returns, as they end; a task that fails is reported and left out."""
+    if jobs == 1:
+        yield from map(work, tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures = {pool.submit(work, task): task for task in tasks}
+        for future in as_completed(futures):
+            if (error := future.exception()) is None:
+                yield future.result()
+            else:
+                print(f"{futures[future]} failed: {error!r}", file=sys.stderr, flush=True)
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -316,25 +470,45 @@ def main() -> None:
     parser.add_argument(
         "--pretrain-steps", type=int, default=600, help="of masked LM and of span corruption"
     )
+    parser.add_argument("--minutes", type=float, help="on pairs, at most, for each variant")
+    parser.add_argument("--pretrain-minutes", type=float, help="on text, at most")
+    parser.add_argument(
+        "--end", type=float, help="minutes after the start, when no variant trains any longer"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, in processes")
     parser.add_argument("--batch", type=int, default=16, help=f"rows of {LENGTH} tokens")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--warmup", type=int, default=400, help="steps, at most a quarter of all")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument(
+        "--denoise", type=int, default=0, help="sentences of other text that denoising adds"
+    )
+    parser.add_argument("--set", action="append", default=[], help="train.KEY=VALUE of all runs")
     parser.add_argument("--variants", default="; ".join(VARIANTS), help="apart by '; '")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--test-rows", type=int, default=200, help="sentences of each test set")
     said = parser.parse_args()
+    chosen = said.variants.split("; ")
+    if unknown := [variant for variant in chosen if variant not in VARIANTS]:
+        raise SystemExit(f"no variant {unknown[0]!r}: choose from {'; '.join(VARIANTS)}")
+    said.deadline = None if said.end is None else time.time() + 60 * said.end
     said.out.mkdir(parents=True, exist_ok=True)
     if not (said.out / "tokenizer").exists():
-        prepare_data(said.data, said.out, said.vocab)
-    tests, lines = test_sets(said.data, said.test_rows), []
+        prepare_data(said.data, said.out, said.vocab, said.denoise)
+    arms = [(seed, variant) for seed in range(said.seeds) for variant in chosen]
+    starts = [(seed, objective) for seed, v in arms if (objective := start_of(v)) is not None]
+    for _ in results(partial(learn_text, said=said), [*dict.fromkeys(starts)], said.jobs):
+        pass
+    lines: list[dict[str, Any]] = []
     with (said.out / "scores.jsonl").open("a", encoding="utf-8") as file:
-        for seed in range(said.seeds):
-            for variant, run in train(seed, said):
-                for found in score(seed, variant, run, tests, said.device):
-                    lines.append(asdict(found))
-                    file.write(json.dumps(asdict(found)) + "\n")
+        for found in results(partial(train_and_score, said=said), arms, said.jobs):
+            lines += found
+            file.writelines(json.dumps(line) + "\n" for line in found)
+            file.flush()
+    if len({(line["seed"], line["variant"]) for line in lines}) < len(arms):
+        raise SystemExit("some variants failed, as said above")
+    lines.sort(key=lambda line: arms.index((line["seed"], line["variant"])))
     print(table(lines), "", *not_above_copies(lines), sep="\n")
 
 

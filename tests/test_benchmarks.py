@@ -502,6 +502,71 @@ def test_a_dictionary_is_learned_from_pairs_of_sentences(tmp_path: Path) -> None
     assert {word: found[word] for word in names} == names
 
 
+def write_translation_data(folder: Path) -> None:
+    """Write the files that the benchmark of zero-shot translation reads, in small."""
+    rng = random.Random(0)
+    words = {
+        "en": ["the", "cat", "dog", "sees", "hears", "big", "old", "house"],
+        "de": ["das", "Tier", "Hund", "sieht", "hört", "groß", "alt", "Haus"],
+        "zh": ["这", "猫", "狗", "看", "听", "大", "老", "房"],
+    }
+    drawn = [[rng.randrange(8) for _ in range(rng.randint(4, 8))] for _ in range(260)]
+
+    def lines(language: str) -> list[str]:
+        joint, end = ("", "。") if language == "zh" else (" ", ".")
+        return [joint.join(words[language][i] for i in row) + end for row in drawn]
+
+    def questions(language: str) -> bytes:
+        rows = [{"id": str(n), "question": line} for n, line in enumerate(lines(language)[:20])]
+        return gzip.compress(json.dumps({"data": [{"paragraphs": [{"qas": rows}]}]}).encode())
+
+    texts = {x: "\n".join(lines(x)) + "\n" for x in words}
+    table = "".join(f"{a}\t{b}\tnote\n" for a, b in zip(lines("en"), lines("zh"), strict=True))
+    files = {
+        "multi30k_en_de/train.en": texts["en"].encode(),
+        "multi30k_en_de/train.de": texts["de"].encode(),
+        "wmt_en_de_10k/train.en": texts["en"].encode(),
+        "wmt_en_de_10k/train.de": texts["de"].encode(),
+        "wmt_en_de_10k/val.de": texts["de"].encode(),
+        "tatoeba_en_zh/cmn.txt.xz": lzma.compress(table.encode()),
+        "wiki_en/train.txt.xz": lzma.compress(texts["en"].encode()),
+        "wiki_zh/train.txt.xz": lzma.compress(texts["zh"].encode()),
+        "squad/dev-v1.1.json.gz": questions("en"),
+        "xquad/xquad.de.json.gz": questions("de"),
+        "xquad/xquad.zh.json.gz": questions("zh"),
+        "flores200/dev/eng_Latn.dev": texts["en"].encode(),
+        "flores200/dev/deu_Latn.dev": texts["de"].encode(),
+        "flores200/dev/zho_Hans.dev": texts["zh"].encode(),
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.slow
+def test_zero_shot_arms_side_by_side_end_in_time_with_a_score_for_every_way(tmp_path: Path) -> None:
+    write_translation_data(tmp_path / "data")
+    folders = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
+    sizes = "--size nano --vocab 400 --batch 2 --test-rows 5 --denoise 50 --jobs 2"
+    limits = "--minutes 0.1 --end 2 --pretrain-minutes 0.02 --steps 100000 --pretrain-steps 100000"
+    variants = ["--variants", "pairs alone; spans, then pairs and denoising"]
+    script = [sys.executable, str(FILE.with_name("zero_shot.py"))]
+    command = [*script, *folders, *sizes.split(), *limits.split(), *variants]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    text = (tmp_path / "out" / "scores.jsonl").read_text("utf-8")
+    scores = [*map(json.loads, text.splitlines())]
+    ways = {(score["variant"], score["test"], score["direction"], score["way"]) for score in scores}
+    assert len(ways) == 2 * 2 * (4 * 3 + 2 * 4)  # trained directions are not taken through English
+    assert len(scores) == 2 * len(ways)
+    assert "not above copied sources" in ran.stdout
+    for run in ("pairs-alone-0", "spans-then-pairs-and-denoising-0"):
+        steps = [*map(json.loads, (tmp_path / "out" / run / "log.jsonl").read_text().splitlines())]
+        assert steps[-1]["step"] < 100000
+        assert steps[-1]["lr"] < max(step["lr"] for step in steps)
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert again.stdout == ran.stdout[ran.stdout.index("| test |") :]
+
+
 def test_prefixes_ends_with_a_line_for_each_arm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
