@@ -4,7 +4,8 @@ Autocast converts every float32 weight to bfloat16 in every step. Here the param
 are bfloat16 while it is trained, gradients too, and the optimizer updates float32 copies of them,
 the master weights, from which the parameters are rounded after each update. Checkpoints have the
 master weights, so that a run resumes to the bit. Layer norms keep float32 parameters, and
-operations that autocast runs in float32 (norms, softmax, losses) still do.
+operations that autocast runs in float32 (norms, softmax, losses) still do; what a layer norm
+returns has the type of what it reads, so that activations stay in bfloat16 from layer to layer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ class MasterWeights:
             group["params"] = self.masters_of(group["params"])
         for weight in self.weights:
             weight.data = weight.data.to(torch.bfloat16)
+        for norm in norms:
+            norm.register_forward_hook(_like_input)
 
     def masters_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return what the optimizer updates for these parameters: a master, or itself in a norm."""
@@ -76,3 +79,7 @@ class MasterWeights:
         """Make the parameters float32 again: the master weights."""
         for weight, master in zip(self.weights, self.masters, strict=True):
             weight.data = master.data
+
+
+def _like_input(norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output.to(inputs[0].dtype)
