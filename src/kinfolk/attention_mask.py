@@ -21,7 +21,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from kinfolk.packed_texts import PackedTexts, WholeRows, texts_of
 
 PADDING_ID = -1  # the document id of padding
-BLOCK_SIZE = 128  # tokens on a side of a block of the block-sparse mask
+BLOCK_SIZE = 128  # tokens on a side of a block of FlexAttention's mask
+BLOCK_QUERIES, BLOCK_KEYS = 64, 64  # tokens of a block of our own kernel
 EMPTY_SLOT_ID = -2  # the document id of a cache slot that holds nothing yet
 
 
@@ -68,9 +69,9 @@ class AttentionMask:
     query_order: Tensor
     # Set where each row is one text without padding: the kernels need no mask then.
     unpacked: Literal["bidirectional", "causal"] | None = None
-    # Set by `with_block_masks`: the same mask, for the block-sparse kernel.
-    block_mask: BlockMask | None = None
-    window_block_masks: Mapping[int, BlockMask] = field(default_factory=dict)  # by window
+    # Set by `with_block_masks`: the same mask, for a block-sparse kernel.
+    block_mask: "SparseMask | None" = None
+    window_block_masks: Mapping[int, "SparseMask"] = field(default_factory=dict)  # by window
     # Set by `with_texts`: the order in which recurrent layers read these documents.
     texts: WholeRows | PackedTexts | None = None
     # Set by `with_sequence_offsets` where each token attends to its document, causally or not.
@@ -103,20 +104,16 @@ class AttentionMask:
             self.unpacked,
         )
 
-    def with_block_masks(self, windows: Collection[int] = ()) -> "AttentionMask":
-        """Compute the block mask, and that of each window.
+    def with_block_masks(
+        self, windows: Collection[int] = (), kernel: "SparseKernel" = "flex"
+    ) -> "AttentionMask":
+        """Compute the block mask of a kernel, and that of each window.
 
         It must happen outside of compiled code: inside, torch 2.11 computes them wrongly.
         """
-        return replace(
-            self,
-            block_mask=(
-                None if self.unpacked or self.sequences else block_mask_from_bounds(self, self)
-            ),
-            window_block_masks={
-                window: block_mask_from_bounds(self, self, window) for window in windows
-            },
-        )
+        whole = None if self.unpacked or self.sequences else sparse_mask(kernel, self, self)
+        banded = {window: sparse_mask(kernel, self, self, window) for window in windows}
+        return replace(self, block_mask=whole, window_block_masks=banded)
 
     def with_sequence_offsets(self) -> "AttentionMask":
         """Find the documents for the kernel of varlen attention, if it can compute this mask."""
@@ -152,6 +149,61 @@ class AttentionMask:
         return mask
 
 
+@dataclass(frozen=True, eq=False)
+class BlockRanges:
+    """A mask for the kernels of `nn/block_sparse.py`: what each block of a row attends to.
+
+    Blocks of keys between the first and the last that a block of queries sees are read; the tokens
+    of a block are compared one by one.
+    """
+
+    query_ids: Tensor  # (batch, queries), int32, like the next three
+    query_order: Tensor
+    key_ids: Tensor  # (batch, keys)
+    key_order: Tensor
+    key_ranges: Tensor  # (batch, blocks of queries, 2), int32: the first block of keys, and the end
+    query_ranges: Tensor  # (batch, blocks of keys, 2), int32
+    window: int | None = None
+    block_queries: int = BLOCK_QUERIES
+    block_keys: int = BLOCK_KEYS
+
+    @classmethod
+    def of(
+        cls,
+        query: AttentionMask,
+        key: AttentionMask,
+        window: int | None = None,
+        *,
+        block_queries: int = BLOCK_QUERIES,
+        block_keys: int = BLOCK_KEYS,
+    ) -> "BlockRanges":
+        """Find the ranges of a mask from the bounds of each block."""
+        found, _ = compare_bounds(query, key, window, block_queries, block_keys)
+        return cls(
+            query_ids=query.document_ids.to(torch.int32).contiguous(),
+            query_order=query.query_order.to(torch.int32).contiguous(),
+            key_ids=key.document_ids.to(torch.int32).contiguous(),
+            key_order=key.key_order.to(torch.int32).contiguous(),
+            key_ranges=_block_range(found),
+            query_ranges=_block_range(found.transpose(1, 2)),
+            window=window,
+            block_queries=block_queries,
+            block_keys=block_keys,
+        )
+
+
+SparseMask = BlockMask | BlockRanges
+SparseKernel = Literal["flex", "triton"]
+
+
+def sparse_mask(
+    kernel: SparseKernel, query: AttentionMask, key: AttentionMask, window: int | None = None
+) -> SparseMask:
+    """Return a mask as a block-sparse kernel reads it."""
+    find = BlockRanges.of if kernel == "triton" else block_mask_from_bounds
+    return find(query, key, window)
+
+
 class AttentionBackend(Protocol):
     """Attention under one mask: chosen once per forward pass and called by every layer."""
 
@@ -181,22 +233,8 @@ def block_mask_from_bounds(
     `create_block_mask` of torch evaluates every pair of tokens. Here bounds are compared for every
     pair of blocks, a thousandth of the work; at worst a listed block has no visible pair.
     """
-    # Least and greatest value of each block: (batch, query blocks, 1) and (batch, 1, key blocks).
-    query_ids = [x[:, :, None] for x in _block_min_max(_increasing(query.document_ids))]
-    query_order = [x[:, :, None] for x in _block_min_max(query.query_order)]
-    key_ids = [x[:, None] for x in _block_min_max(_increasing(key.document_ids))]
-    key_order = [x[:, None] for x in _block_min_max(key.key_order)]
-    partial = (query_ids[0] <= key_ids[1]) & (key_ids[0] <= query_ids[1])
-    partial &= key_order[0] <= query_order[1]
-    full = (query_ids[0] == query_ids[1]) & (key_ids[0] == key_ids[1])
-    full &= (query_ids[0] == key_ids[0]) & (key_order[1] <= query_order[0])
-    if window is not None:
-        partial &= query_order[0] - key_order[1] < window
-        full &= query_order[1] - key_order[0] < window
+    partial, full = compare_bounds(query, key, window, BLOCK_SIZE, BLOCK_SIZE)
     queries, keys = query.document_ids.shape[1], key.document_ids.shape[1]
-    # A block that extends past the end of its row is never full.
-    full[:, queries // BLOCK_SIZE :] = False
-    full[:, :, keys // BLOCK_SIZE :] = False
     return BlockMask.from_kv_blocks(
         *_block_lists(partial & ~full),
         *_block_lists(full),
@@ -206,17 +244,55 @@ def block_mask_from_bounds(
     )
 
 
+def compare_bounds(
+    query: AttentionMask,
+    key: AttentionMask,
+    window: int | None,
+    block_queries: int,
+    block_keys: int,
+) -> tuple[Tensor, Tensor]:
+    """Return which blocks may have a visible pair, and which have no other: (batch, q, k)."""
+    # Least and greatest value of each block: (batch, query blocks, 1) and (batch, 1, key blocks).
+    query_ids, query_order = (
+        [x[:, :, None] for x in _block_min_max(values, block_queries)]
+        for values in (_increasing(query.document_ids), query.query_order)
+    )
+    key_ids, key_order = (
+        [x[:, None] for x in _block_min_max(values, block_keys)]
+        for values in (_increasing(key.document_ids), key.key_order)
+    )
+    partial = (query_ids[0] <= key_ids[1]) & (key_ids[0] <= query_ids[1])
+    partial &= key_order[0] <= query_order[1]
+    full = (query_ids[0] == query_ids[1]) & (key_ids[0] == key_ids[1])
+    full &= (query_ids[0] == key_ids[0]) & (key_order[1] <= query_order[0])
+    if window is not None:
+        partial &= query_order[0] - key_order[1] < window
+        full &= query_order[1] - key_order[0] < window
+    # A block that extends past the end of its row is never full.
+    full[:, query.document_ids.shape[1] // block_queries :] = False
+    full[:, :, key.document_ids.shape[1] // block_keys :] = False
+    return partial, full
+
+
+def _block_range(found: Tensor) -> Tensor:
+    """Return the first block that is found in each line, and the one after the last: (..., 2)."""
+    numbers = torch.arange(found.shape[-1], device=found.device)
+    last = torch.where(found, numbers + 1, 0).amax(-1)
+    first = torch.where(found, numbers, found.shape[-1]).amin(-1).minimum(last)
+    return torch.stack([first, last], -1).to(torch.int32)
+
+
 def _increasing(document_ids: Tensor) -> Tensor:
     """Number padding and empty slots after the documents, so that the ids increase along a row."""
     return torch.where(document_ids < 0, 2**30 - document_ids, document_ids)
 
 
-def _block_min_max(x: Tensor) -> tuple[Tensor, Tensor]:
+def _block_min_max(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the least and the greatest value of each block, both (batch, blocks)."""
-    over = -x.shape[1] % BLOCK_SIZE
+    over = -x.shape[1] % size
     if over:
         x = torch.cat([x, x[:, -1:].expand(-1, over)], dim=1)
-    blocks = x.reshape(x.shape[0], -1, BLOCK_SIZE)
+    blocks = x.reshape(x.shape[0], -1, size)
     return blocks.amin(2), blocks.amax(2)
 
 

@@ -6,9 +6,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
-from kinfolk.attention_mask import AttentionMask, block_mask_from_bounds
+from kinfolk.attention_mask import AttentionMask, SparseKernel, SparseMask, sparse_mask
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache as KVCache
 
@@ -97,9 +96,9 @@ class Inputs(TensorTree):
     # Mask of the cached tokens and of these; `append_to_cache` sets it.
     key_mask: AttentionMask | None = None
     memory: SegmentMemory | None = None  # of the rows before these (Transformer-XL)
-    cross_block_mask: BlockMask | None = None  # of the encoder's tokens; see with_block_masks
+    cross_block_mask: SparseMask | None = None  # of the encoder's tokens; see with_block_masks
     # Of the memory and the row, by window; None is without one; see with_block_masks.
-    memory_block_masks: Mapping[int | None, BlockMask] = field(default_factory=dict)
+    memory_block_masks: Mapping[int | None, SparseMask] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("position_ids", "token_type_ids", "block_position_ids"):
@@ -115,26 +114,28 @@ class Inputs(TensorTree):
                 f"input_ids have {tuple(self.input_ids.shape)}: they must be the same"
             )
 
-    def with_block_masks(self, windows: Collection[int] = ()) -> "Inputs":
-        """Compute the block mask of every mask, for the block-sparse kernel, outside compiled code.
+    def with_block_masks(
+        self, windows: Collection[int] = (), kernel: SparseKernel = "flex"
+    ) -> "Inputs":
+        """Compute the block mask of every mask, for a block-sparse kernel, outside compiled code.
 
         `windows` are those of the network's banded layers: its `attention_windows`.
         """
         if self.memory is not None:
             key_mask = self.memory.key_mask(self.attention_mask)
             block_masks = {
-                window: block_mask_from_bounds(self.attention_mask, key_mask, window)
+                window: sparse_mask(kernel, self.attention_mask, key_mask, window)
                 for window in (None, *windows)
             }
             return replace(self, memory_block_masks=block_masks)
-        attention_mask = self.attention_mask.with_block_masks(windows)
+        attention_mask = self.attention_mask.with_block_masks(windows, kernel)
         if self.encoder_inputs is None:
             return replace(self, attention_mask=attention_mask)
         return replace(
             self,
             attention_mask=attention_mask,
-            encoder_inputs=self.encoder_inputs.with_block_masks(),
-            cross_block_mask=block_mask_from_bounds(*self.cross_masks()),
+            encoder_inputs=self.encoder_inputs.with_block_masks(kernel=kernel),
+            cross_block_mask=sparse_mask(kernel, *self.cross_masks()),
         )
 
     def cross_masks(self) -> tuple[AttentionMask, AttentionMask]:

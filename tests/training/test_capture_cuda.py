@@ -97,7 +97,7 @@ def learned(
         seed=7,
         device=torch.device("cuda"),
         bfloat16=bfloat16,
-        block_masks=compiled,
+        sparse_kernel="flex" if compiled else None,
         cuda_graph=captured,
         memory=memory,
     )

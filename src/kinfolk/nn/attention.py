@@ -9,13 +9,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from kinfolk.attention_mask import AttentionBackend, AttentionMask, SequenceOffsets
+from kinfolk.attention_mask import (
+    AttentionBackend,
+    AttentionMask,
+    BlockRanges,
+    SequenceOffsets,
+    SparseMask,
+)
 from kinfolk.batch import Inputs
 from kinfolk.kv_cache import KVCache
 from kinfolk.nn.layers import HAS_TRITON, FusedLinear, Linear, Split, TensorParallel
 
 if HAS_TRITON:
-    from kinfolk.nn import triton_kernels
+    from kinfolk.nn import block_sparse, triton_kernels
+
+
+SPARSE_HEAD_DIMS = (16, 32, 64, 128)  # features of a head that our kernel can compute
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +119,40 @@ class FlexBlockSparse:
 
 
 @dataclass(frozen=True, eq=False)
+class BlockSparse:
+    """Our kernel for packed rows, compiled or not: CUDA, half precision."""
+
+    mask: BlockRanges
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Attend to the blocks that the mask leaves."""
+        assert bias is None, "select_backend() selects another backend where layers add a bias"
+        assert dropout == 0, "select_backend() selects the dense mask for dropout"
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        return block_sparse.attend(q, k, v, self.mask, scale).transpose(1, 2)
+
+    def attend_to_itself(self, qkv: Tensor, *, scale: float | None, dropout: float) -> Tensor:
+        """Attend with queries, keys and values in one tensor, (batch, length, 3, heads, head_dim).
+
+        Their gradient is one tensor too, which is written once.
+        """
+        assert dropout == 0, "select_backend() selects the dense mask for dropout"
+        scale = qkv.shape[4] ** -0.5 if scale is None else scale
+        return block_sparse.attend(qkv, None, None, self.mask, scale)
+
+
+@dataclass(frozen=True, eq=False)
 class VarlenAttention:
     """FlashAttention over the documents of all rows as one stream: CUDA, half precision."""
 
@@ -149,12 +192,12 @@ def select_backend(
     window: int | None = None,
     dropout: bool = False,
     layer_bias: bool = False,
-    block_mask: BlockMask | None = None,
+    block_mask: SparseMask | None = None,
 ) -> AttentionBackend:
     """Return the fastest backend for a mask.
 
     `bias` is added to the scores by distance, (heads, query + key - 1): entry `j - i + query - 1`
-    for query i and key j. The block-sparse kernel does not support `dropout` of attention
+    for query i and key j. A block-sparse kernel does not support `dropout` of attention
     probabilities, and it is slow or out of memory where each layer adds a bias (`layer_bias`).
     `block_mask` is the block mask for keys other than the queries' own, under the same window.
     Varlen attention is chosen where the data loader has found the documents: `train.attention`.
@@ -175,6 +218,8 @@ def select_backend(
     unordered = bias is not None and torch.are_deterministic_algorithms_enabled()
     if sparse is None or dropout or layer_bias or unordered:
         return _masked_sdpa(query, keys, bias, window)
+    if isinstance(sparse, BlockRanges):
+        return _masked_sdpa(query, keys, bias, window) if biased else BlockSparse(sparse)
     return FlexBlockSparse(sparse, bias)
 
 
@@ -274,11 +319,15 @@ class Attention(TensorParallel):
     ) -> Tensor:
         # Parts of (batch, length, 3, heads, head_dim), whose gradients are written side by side and
         # not transposed twice. The heads are those of this process.
-        parts = self.qkv_proj(x).view(*x.shape[:2], 3, -1, self.head_dim).unbind(2)
-        query, key, value = (part.transpose(1, 2) for part in parts)
+        qkv = self.qkv_proj(x).view(*x.shape[:2], 3, -1, self.head_dim)
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(attend, BlockSparse) and cache is None:
+            return self.out_proj(
+                attend.attend_to_itself(qkv, scale=self.scale, dropout=dropout).flatten(2)
+            )
+        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
         if cache is not None:
             key, value = cache.layer(layer_idx).update(key, value)
-        dropout = self.dropout if self.training else 0.0
         return self.out_proj(
             merge_heads(attend(query, key, value, scale=self.scale, dropout=dropout))
         )

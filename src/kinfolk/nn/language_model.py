@@ -15,8 +15,10 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field, type_name
 from kinfolk.errors import UserError
+from kinfolk.nn.attention import SPARSE_HEAD_DIMS as SPARSE_HEAD_DIMS
 from kinfolk.nn.attention import attention_backend, cross_attention_backend
 from kinfolk.nn.embeddings import LinearLogits
+from kinfolk.nn.layers import HAS_TRITON as HAS_TRITON
 from kinfolk.nn.layers import FusedLinear as FusedLinear
 from kinfolk.nn.layers import Split as Split
 from kinfolk.nn.layers import TensorParallel as TensorParallel

@@ -115,12 +115,13 @@ class TrainConfig:
         help="keep the model in bfloat16 and float32 master weights in the optimizer, in place of "
         "converting weights in every step",
     )
-    attention: Literal["auto", "varlen", "flex", "sdpa"] = runtime_field(
+    attention: Literal["auto", "triton", "varlen", "flex", "sdpa"] = runtime_field(
         default="auto",
-        help="kernel of attention in packed rows: varlen is FlashAttention over the documents of a "
+        help="kernel of attention in packed rows: triton is our block-sparse one (CUDA, bfloat16, "
+        "no bias on the scores); varlen is FlashAttention over the documents of a "
         "batch, where each token attends to its document, causally or not (CUDA, bfloat16); flex "
-        "the compiled block-sparse one, sdpa a dense mask; auto is flex in a compiled model on "
-        "CUDA and sdpa otherwise",
+        "is FlexAttention, in a compiled model, and sdpa a dense mask; auto is triton where it can "
+        "be, else flex in a compiled model on CUDA, else sdpa",
     )
     compile: Literal["auto", "yes", "layers", "no"] = runtime_field(
         default="auto",

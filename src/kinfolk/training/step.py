@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import SparseKernel
 from kinfolk.batch import Batch, ComputesLoss, Inputs, Loss, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.packed_texts import PackedTexts, WholeRows
@@ -95,7 +96,8 @@ class TrainStep:
         seed: int,
         device: torch.device,
         bfloat16: bool,
-        block_masks: bool = False,  # compute block masks outside of the learner, which is compiled
+        # Whose block masks are computed outside of the learner, which may be compiled.
+        sparse_kernel: SparseKernel | None = None,
         cuda_graph: bool = False,  # replay forward and backward as a CUDA graph
         graph_lengths: Collection[int] | None = None,  # of rows that are replayed; None: all
         graph_batches: Container[Batch[Any]] | None = None,  # that are replayed; None: all
@@ -113,7 +115,7 @@ class TrainStep:
         self.learner, self.optimizer, self.lr = learner, optimizer, lr
         self.shards = shards
         self.clip, self.seed, self.device = clip, seed, device
-        self.bfloat16, self.block_masks, self.memory = bfloat16, block_masks, memory
+        self.bfloat16, self.sparse_kernel, self.memory = bfloat16, sparse_kernel, memory
         self.unfreezing, self.attack, self.processes = unfreezing, attack, processes
         self.shard, self.compiled, self.master_weights = shard, compiled, master_weights
         self.on_message: Callable[[str], None] = lambda message: None
@@ -197,7 +199,8 @@ class TrainStep:
     def _run_uncompiled(self, compiled: CompiledModules, error: BaseException) -> None:
         """Run without the compiler, which failed, from now on."""
         compiled.undo()
-        self.block_masks = False  # whose kernel is compiled
+        if self.sparse_kernel == "flex":  # which is compiled
+            self.sparse_kernel = None
         self.on_message(failure_message(error))
 
     def _compute_gradients(
@@ -293,7 +296,9 @@ class TrainStep:
         return loss
 
     def _inputs(self, batch: Batch[Any]) -> Inputs:
-        return batch.inputs.with_block_masks(self.windows) if self.block_masks else batch.inputs
+        if self.sparse_kernel is None:
+            return batch.inputs
+        return batch.inputs.with_block_masks(self.windows, self.sparse_kernel)
 
 
 def input_tokens(inputs: Inputs) -> Tensor | int:

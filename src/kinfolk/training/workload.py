@@ -8,14 +8,17 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch.utils.data import Dataset
 
+from kinfolk.attention_mask import SparseKernel
 from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import (
+    HAS_TRITON,
+    SPARSE_HEAD_DIMS,
     LanguageModel,
     has_static_shapes,
     reads_texts,
@@ -165,7 +168,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     )
     fsdp = train.parallel == "fsdp"
     block_sparse = plan.mode != "no" and not fsdp and cuda and row_length is not None
-    check_attention(work, block_sparse=block_sparse, half=cuda and bfloat16)
+    kernel = sparse_kernel(work, compiled=block_sparse, half=cuda and bfloat16)
     if train.master_weights == "yes":
         check_master_weights(work, bfloat16=bfloat16)
     if train.checkpoint_activations == "yes":
@@ -207,7 +210,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         seed=train.seed,
         device=device,
         bfloat16=bfloat16,
-        block_masks=block_sparse and train.attention != "sdpa",
+        sparse_kernel=kernel,
         cuda_graph=replays,
         graph_lengths=work.usual_lengths,
         graph_batches=work.static_batches,
@@ -225,22 +228,45 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     )
 
 
-def check_attention(work: Workload, *, block_sparse: bool, half: bool) -> None:
-    """Refuse a kernel of attention that the run cannot use."""
-    setting, reason = f"train.attention={work.train.attention}", None
-    if work.train.attention == "flex" and not block_sparse:
+def sparse_kernel(work: Workload, *, compiled: bool, half: bool) -> SparseKernel | None:
+    """Return the block-sparse kernel of a run, if any; refuse one that the run cannot use.
+
+    `compiled`: the model is, for rows of one length on CUDA; `half`: it computes in bfloat16 there.
+    """
+    chosen = work.train.attention
+    if chosen in ("triton", "varlen"):
+        reason = documents_fault(work, half=half, kernel=chosen)
+    elif chosen == "flex" and not compiled:
         reason = "is compiled for rows of one length on CUDA: add train.compile=yes"
-    if work.train.attention == "varlen":
-        config = work.model.pretrained.config
-        size = config.head_dim or config.hidden_size // config.num_heads
-        if not half:
-            reason = "computes in bfloat16 on CUDA"
-        elif not uses_varlen_attention(work.model):
-            reason = f"has no bias or recurrence, which {work.model.family_name} needs"
-        elif size % 8 or size > MAX_VARLEN_HEAD:
-            reason = f"needs heads of up to {MAX_VARLEN_HEAD} features, a multiple of 8, not {size}"
+    else:
+        reason = None
     if reason is not None:
+        setting = f"train.attention={chosen}"
         raise UserError(f"{setting} {reason}; train.attention=auto uses another kernel")
+    if chosen == "auto" and documents_fault(work, half=half, kernel="triton") is None:
+        chosen = "triton"
+    if chosen == "triton":
+        return "triton"
+    return "flex" if compiled and chosen != "sdpa" else None
+
+
+def documents_fault(
+    work: Workload, *, half: bool, kernel: Literal["triton", "varlen"]
+) -> str | None:
+    """Return why attention inside of documents cannot be computed by a kernel, None if it can."""
+    if not half:
+        return "computes in bfloat16 on CUDA"
+    if not uses_varlen_attention(work.model):
+        return f"has no bias or recurrence, which {work.model.family_name} needs"
+    config = work.model.pretrained.config
+    size = config.head_dim or config.hidden_size // config.num_heads
+    if kernel == "varlen" and (size % 8 or size > MAX_VARLEN_HEAD):
+        return f"needs heads of up to {MAX_VARLEN_HEAD} features, a multiple of 8, not {size}"
+    if kernel == "triton" and size not in SPARSE_HEAD_DIMS:
+        return f"needs heads of {', '.join(map(str, SPARSE_HEAD_DIMS))} features, not {size}"
+    if kernel == "triton" and not HAS_TRITON:
+        return "needs the package triton, which is not installed"
+    return None
 
 
 def check_master_weights(work: Workload, *, bfloat16: bool) -> None:

@@ -137,7 +137,7 @@ def train_step(
         seed=train.seed,
         device=device,
         bfloat16=step.bfloat16,
-        block_masks=compiled is not None and cuda and length is not None,
+        sparse_kernel="flex" if compiled is not None and cuda and length is not None else None,
         cuda_graph=cuda and train.replays(step.parameters, length),
         checks=lambda number: False,
         compiled=compiled,
