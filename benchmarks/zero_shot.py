@@ -4,7 +4,7 @@ python benchmarks/zero_shot.py --data DATA --out runs/zero-shot
 python benchmarks/zero_shot.py --data DATA --out runs/zero-shot --device cuda --size small \
     --steps 20000 --pretrain-steps 20000 --batch 128 --test-rows 997
 python benchmarks/zero_shot.py --data DATA --out runs/zero-shot --device cuda --size small \
-    --jobs 6 --pretrain-minutes 10 --minutes 30 --steps 100000 --pretrain-steps 100000 --batch 64
+    --jobs 6 --pretrain-minutes 10 --minutes 30 --batch 64
 
 A Transformer learns English-German (Multi30k, WMT) and English-Chinese (Tatoeba), in both
 directions, with a tag for the target language (Johnson et al. 2017). One model starts from random
@@ -15,8 +15,7 @@ the whole sentences as more pairs, en-en, de-de and zh-zh (after Siddhant et al.
 German source becomes English, a model need not read the tag. All have one tokenizer and as many
 steps on pairs, or as many minutes: with --minutes the learning rate is constant and falls to 0 in
 the last fifth. With --jobs, the text before the pairs is learned first, and then that many variants
-train at a time. With --end they have ended so many minutes after the start, and what is left of the
-time is for translating.
+train at a time.
 
 German-Chinese and Chinese-German of FLORES and of the questions of XQuAD are translated directly
 and through English, beside copied sources and beside outputs that belong to other sentences, which
@@ -36,14 +35,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
-
-from kinfolk.training.loop import Callback, Progress
 
 LANGUAGES = {"en": "English", "de": "German", "zh": "Chinese"}
 FLORES = {"en": "eng_Latn", "de": "deu_Latn", "zh": "zho_Hans"}
@@ -62,9 +59,6 @@ CHARACTERS = {"en": (20, 250), "de": (20, 250), "zh": (7, 80)}  # of sentences t
 SENTENCE_MARKS = (".", "!", "?", "。", "！", "？")
 SENTENCE_END = re.compile(r"(?<=[。！？])|(?<=[.!?]) +(?=[A-Z])")
 DECAY = 0.2  # share of the minutes in which the learning rate falls
-# Steps of that share are planned at this pace of those before, and may take so much longer.
-SLOWER, LATER = 0.8, 1.5
-LONGEST = 1 + DECAY * (LATER - 1)  # of the minutes of a run
 ROWS = 300  # texts that are translated at once
 # Moses-tokenized text: marks that stand apart join the word beside them.
 JOINED = (
@@ -199,35 +193,6 @@ def prepare_data(data: Path, work: Path, vocab: int, denoised: int) -> None:
         prepare([file], tokenizer, work / f"text-{language}", holdout="1%")
 
 
-class TimeIsUpError(KeyboardInterrupt):
-    """Ends a run as Ctrl-C does: with a checkpoint."""
-
-
-class Clock(Callback):
-    """End a run after so many minutes, if it has not ended before."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self.minutes, self.began = minutes, time.monotonic()
-        self.steps: list[tuple[float, int]] = []  # minutes and steps done
-
-    @property
-    def passed(self) -> float:
-        """The minutes since the start."""
-        return (time.monotonic() - self.began) / 60
-
-    def on_step(self, progress: Progress) -> None:
-        """Record the step; raise after the last minute."""
-        self.steps.append((self.passed, progress.step))
-        if self.minutes is not None and self.passed > self.minutes:
-            raise TimeIsUpError
-
-    def steps_in(self, minutes: float) -> int:
-        """Return how many steps another start of the run does in so many minutes."""
-        (begun, first), (ended, last) = self.steps[0], self.steps[-1]
-        pace = (last - first) / (ended - begun) if ended > begun else last / ended
-        return max(1, int(pace * (minutes - begun)))
-
-
 def without_baselines() -> AbstractContextManager[Any]:
     """Leave out reports and the baselines of loss: counting 3-grams takes many seconds."""
     from kinfolk.workflows.pretrain import PretrainWorkload
@@ -239,47 +204,23 @@ def without_baselines() -> AbstractContextManager[Any]:
     )
 
 
-def train_for(begin: Callable[..., Path], run: Path, minutes: float | None) -> None:
-    """Start or resume a run; with a limit of minutes, its learning rate falls in the last fifth."""
-    from kinfolk.workflows.pretrain import resume
-    from kinfolk.workflows.recipe import Recipe
-
-    if minutes is None:
-        begin()
-        return
-    clock = Clock(minutes * (1 - DECAY))
-    try:
-        with without_baselines():
-            begin(callbacks=[clock])
-        return
-    except TimeIsUpError:
-        pass
-    chosen, rest = Recipe.read(run / "recipe.json"), minutes - clock.passed
-    more = max(1, round(SLOWER * clock.steps_in(rest)))
-    done = clock.steps[-1][1]
-    steps, warmup = min(chosen.train.steps, done + more), min(chosen.train.warmup, done)
-    shorter = replace(chosen.train, steps=steps, warmup=warmup, decay_ratio=1 - done / steps)
-    replace(chosen, train=shorter).write(run / "recipe.json")
-    with suppress(TimeIsUpError), without_baselines():
-        resume(run, callbacks=[Clock(LATER * rest)])
-
-
-def minutes_on_pairs(said: argparse.Namespace) -> float | None:
-    """Return the minutes that a variant which starts now may train."""
-    if said.deadline is None:
-        return said.minutes
-    left = max(0.01, (said.deadline - time.time()) / 60 / LONGEST)
-    return left if said.minutes is None else min(said.minutes, left)
-
-
 def settings(steps: int, minutes: float | None, seed: int, said: argparse.Namespace) -> list[str]:
-    """Return the training settings of a run."""
-    values = {"steps": steps, "seed": seed, "device": said.device, "batch_size": said.batch}
-    values |= {"lr": said.lr, "warmup": max(1, min(said.warmup, steps // 4))}
-    values |= {"eval_every": max(1, steps // 4), "save_every": steps, "keep_checkpoints": 1}
-    values |= {} if minutes is None else {"schedule": "trapezoid", "decay_ratio": DECAY}
+    """Return the training settings of a run; with minutes it ends by the clock."""
+    values = {"seed": seed, "device": said.device, "batch_size": said.batch, "lr": said.lr}
+    if minutes is None:
+        values |= {"steps": steps, "warmup": max(1, min(said.warmup, steps // 4))}
+        values |= {"eval_every": max(1, steps // 4), "save_every": steps, "keep_checkpoints": 1}
+    else:
+        values |= {"minutes": minutes, "warmup": said.warmup}
+        values |= {"schedule": "trapezoid", "decay_ratio": DECAY}
     dropout = f"model.dropout={said.dropout}"
     return [*(f"train.{key}={value}" for key, value in values.items()), dropout, *said.set]
+
+
+def done(name: str, run: Path, began: float) -> str:
+    """Return what a run has done, in a line."""
+    last = json.loads((run / "log.jsonl").read_text("utf-8").splitlines()[-1])
+    return f"{name}: {last['step']:,} steps, {time.perf_counter() - began:.0f} s"
 
 
 def start_of(variant: str) -> str | None:
@@ -300,16 +241,15 @@ def learn_text(start: tuple[int, str], said: argparse.Namespace) -> None:
     corpora = [said.out / f"text-{x}" for x in LANGUAGES]
     name = f"transformer/{said.size}"
     recipe = kinfolk.recipe(name, corpora, objective=objective, length=LENGTH, settings=chosen)
-    clock, timed = Clock(said.pretrain_minutes), said.pretrain_minutes is not None
-    with suppress(TimeIsUpError), without_baselines() if timed else nullcontext():
-        pretrain(recipe, run, callbacks=[clock])
-    print(f"{objective}, seed {seed}: {clock.steps[-1][1]:,} steps, {60 * clock.passed:.0f} s")
+    began = time.perf_counter()
+    with without_baselines() if said.pretrain_minutes is not None else nullcontext():
+        pretrain(recipe, run)
+    print(done(f"{objective}, seed {seed}", run, began), flush=True)
 
 
 def train(seed: int, variant: str, said: argparse.Namespace) -> Path:
     """Train a variant on pairs, if that was not done before; return its run."""
     from kinfolk.data.parallel_text import ParallelText
-    from kinfolk.workflows.folders import find_model_folder
     from kinfolk.workflows.parallel import LanguagePair, MultilingualData
     from kinfolk.workflows.pretrain import resume
     from kinfolk.workflows.translate import prepare_translation_run
@@ -335,13 +275,13 @@ def train(seed: int, variant: str, said: argparse.Namespace) -> Path:
         dev=pairs("dev-"),
         tokenizer=work / "tokenizer",
     )
-    begun, objective = time.perf_counter(), start_of(variant)
+    began, objective = time.perf_counter(), start_of(variant)
     start = f"transformer/{said.size}" if objective is None else str(work / f"{objective}-{seed}")
-    chosen = settings(said.steps, minutes_on_pairs(said), seed, said)
+    chosen = settings(said.steps, said.minutes, seed, said)
     prepare_translation_run(start, texts, run, objective="pairs", length=LENGTH, settings=chosen)
-    train_for(partial(resume, run), run, minutes_on_pairs(said))
-    seconds, newest = time.perf_counter() - begun, find_model_folder(run)
-    print(f"{variant}, seed {seed}: {newest.name}, {seconds:.0f} s", flush=True)
+    with without_baselines() if said.minutes is not None else nullcontext():
+        resume(run)
+    print(done(f"{variant}, seed {seed}", run, began), flush=True)
     return run
 
 
@@ -470,11 +410,8 @@ def main() -> None:
     parser.add_argument(
         "--pretrain-steps", type=int, default=600, help="of masked LM and of span corruption"
     )
-    parser.add_argument("--minutes", type=float, help="on pairs, at most, for each variant")
-    parser.add_argument("--pretrain-minutes", type=float, help="on text, at most")
-    parser.add_argument(
-        "--end", type=float, help="minutes after the start, when no variant trains any longer"
-    )
+    parser.add_argument("--minutes", type=float, help="on pairs, in place of --steps")
+    parser.add_argument("--pretrain-minutes", type=float, help="on text, in place of steps")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, in processes")
     parser.add_argument("--batch", type=int, default=16, help=f"rows of {LENGTH} tokens")
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -492,7 +429,6 @@ def main() -> None:
     chosen = said.variants.split("; ")
     if unknown := [variant for variant in chosen if variant not in VARIANTS]:
         raise SystemExit(f"no variant {unknown[0]!r}: choose from {'; '.join(VARIANTS)}")
-    said.deadline = None if said.end is None else time.time() + 60 * said.end
     said.out.mkdir(parents=True, exist_ok=True)
     if not (said.out / "tokenizer").exists():
         prepare_data(said.data, said.out, said.vocab, said.denoise)

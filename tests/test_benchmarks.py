@@ -548,7 +548,7 @@ def test_zero_shot_arms_side_by_side_end_in_time_with_a_score_for_every_way(tmp_
     write_translation_data(tmp_path / "data")
     folders = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
     sizes = "--size nano --vocab 400 --batch 2 --test-rows 5 --denoise 50 --jobs 2"
-    limits = "--minutes 0.1 --end 2 --pretrain-minutes 0.02 --steps 100000 --pretrain-steps 100000"
+    limits = "--minutes 0.1 --pretrain-minutes 0.1 --warmup 5"
     variants = ["--variants", "pairs alone; spans, then pairs and denoising"]
     script = [sys.executable, str(FILE.with_name("zero_shot.py"))]
     command = [*script, *folders, *sizes.split(), *limits.split(), *variants]
@@ -561,7 +561,6 @@ def test_zero_shot_arms_side_by_side_end_in_time_with_a_score_for_every_way(tmp_
     assert "not above copied sources" in ran.stdout
     for run in ("pairs-alone-0", "spans-then-pairs-and-denoising-0"):
         steps = [*map(json.loads, (tmp_path / "out" / run / "log.jsonl").read_text().splitlines())]
-        assert steps[-1]["step"] < 100000
         assert steps[-1]["lr"] < max(step["lr"] for step in steps)
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert again.stdout == ran.stdout[ran.stdout.index("| test |") :]

@@ -193,3 +193,19 @@ def test_runs_whose_weights_cannot_be_rounded_are_refused(
     with pytest.raises(UserError, match=said):
         pretrain(recipe(f"{member}/nano", home.corpus, settings=settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_norms_return_the_type_of_their_input_until_the_weights_are_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As autocast does on CUDA.
+    monkeypatch.setattr(nn.LayerNorm, "forward", lambda self, x: x.float())
+    setting = Setting("gpt2", masters=True)
+    norm = next(part for part in setting.model.modules() if isinstance(part, nn.LayerNorm))
+    x = torch.randn(2, 64, dtype=torch.bfloat16)
+    assert norm(x).dtype == torch.bfloat16
+    assert setting.masters is not None
+    with setting.masters.in_model():
+        assert norm(x).dtype == torch.bfloat16
+    setting.masters.restore()
+    assert norm(x).dtype == torch.float32

@@ -91,7 +91,7 @@ def test_the_command_of_a_page_has_every_option_that_was_given() -> None:
     )  # fmt: skip
     line = " ".join(rarer_options(options))
     assert line == "--columns a,b --labels 16,all --length 64 --own-tokenizers --no-probes"
-    plan = SimpleNamespace(options=options)
+    plan = SimpleNamespace(options=options, repeats="")
     assert command_line(plan) == (  # type: ignore[arg-type]
         "kinfolk compare 'one=bert/nano objective=mlm' gpt2/tiny --corpus 'my notes' "
         f"--tokens 12345678 --seeds 3 {line} -o RACE"

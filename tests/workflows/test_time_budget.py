@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
@@ -15,6 +16,7 @@ from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.log import read, speed_lines
+from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.optimizer import lr_schedule
 from kinfolk.training.time_budget import (
     DECISIONS,
@@ -82,6 +84,19 @@ def test_an_estimate_knows_the_present_speed(tmp_path: Path) -> None:
     decisions = read_decisions(tmp_path / DECISIONS)
     late = next(decision for decision in decisions if decision.seconds > 48)
     assert late.steps == pytest.approx(decisions[-1].steps, rel=0.02)
+
+
+@pytest.mark.parametrize("first_step", [0.6, 24, 26, 36])
+def test_a_slow_first_step_does_not_end_a_run(tmp_path: Path, first_step: float) -> None:
+    found = spent(tmp_path, lambda step: 0.6 if step else first_step, first=90)
+    assert found == pytest.approx(60, rel=0.02)
+
+
+@pytest.mark.parametrize("first", [10, 11, 20])
+def test_a_low_estimate_does_not_end_a_run_that_is_read_every_tenth_step(
+    tmp_path: Path, first: int
+) -> None:
+    assert spent(tmp_path, lambda step: 0.6, first=first, every=10) == pytest.approx(60, rel=0.02)
 
 
 def test_decisions_are_few_in_long_runs(tmp_path: Path) -> None:
@@ -194,9 +209,55 @@ def test_a_run_that_was_killed_repeats_its_learning_rates_and_goes_on(
     assert read_decisions(run / DECISIONS)[: len(before)] == before
     after = rates(run)
     assert {step: after[step] for step in logged} == logged
-    assert seconds(run) == pytest.approx(60 * MINUTES, rel=0.02)
+    # Steps that are done again count with their first seconds.
+    assert read_decisions(run / DECISIONS)[-1].seconds == pytest.approx(60 * MINUTES, rel=0.02)
     newest = checkpoint.latest_valid(run)
     assert newest is not None and checkpoint.checkpoint_step(newest) == max(after)
+
+
+@pytest.mark.parametrize("at", [20, 26, 31])  # 20: right after a checkpoint
+def test_a_run_that_was_stopped_by_a_signal_is_resumed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    class Stop(Callback):
+        def on_step(self, progress: Progress) -> None:
+            if progress.step == at:
+                raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        StepClock(lambda step, done: 0.12).install(patch)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(timed(home), run, decisions=(), callbacks=[Stop()])
+    before, logged = read_decisions(run / DECISIONS), rates(run)
+    assert max(logged) == at == checkpoint.checkpoint_step(run / "checkpoints" / "last")
+    with monkeypatch.context() as patch:
+        StepClock(lambda step, done: 0.14).install(patch)
+        resume(run)
+    found, after = read_decisions(run / DECISIONS), rates(run)
+    assert found[: len(before)] == before
+    assert {step: after[step] for step in logged} == logged
+    assert seconds(run) == pytest.approx(60 * MINUTES, rel=0.02)
+    assert found[-1].seconds == pytest.approx(seconds(run))
+
+
+@pytest.mark.parametrize("nan_at", [21, 22, 29])  # the first is the step after a checkpoint
+def test_a_run_that_rolled_back_keeps_its_budget(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nan_at: int
+) -> None:
+    slows_down(monkeypatch, 30)
+    mean, calls = Loss.mean, itertools.count(1)
+
+    def with_nan(loss: Loss, counts: Any) -> Any:
+        found = mean(loss, counts)
+        bad = torch.is_grad_enabled() and next(calls) == nan_at
+        return found * float("nan") if bad else found
+
+    monkeypatch.setattr(Loss, "mean", with_nan)
+    run = pretrain(timed(home, "train.on_nan=rollback"), tmp_path / "run", decisions=())
+    assert any((run / "bad_batches").iterdir())
+    last = read_decisions(run / DECISIONS)[-1]
+    assert last.seconds == pytest.approx(60 * MINUTES, rel=0.02)
 
 
 def test_a_run_repeats_the_decisions_of_another_also_after_a_kill(
@@ -381,7 +442,8 @@ def test_a_decision_that_cannot_be_written_ends_the_run_with_its_checkpoints(
     assert checkpoint.latest_valid(tmp_path / "run") is not None
     monkeypatch.setattr("kinfolk.training.time_budget.write_decisions", write)
     resume(tmp_path / "run")
-    assert seconds(tmp_path / "run") == pytest.approx(60 * MINUTES, rel=0.02)
+    last = read_decisions(tmp_path / "run" / DECISIONS)[-1]
+    assert last.seconds == pytest.approx(60 * MINUTES, rel=0.02)
 
 
 def test_steps_and_minutes_exclude_each_other(home: Home) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from kinfolk.attention_mask import (
@@ -389,3 +389,8 @@ class CrossAttention(TensorParallel):
     def divided_size(self) -> tuple[str, int]:
         """Return the heads."""
         return "attention heads", self.num_heads
+
+
+def head_dims(module: nn.Module) -> set[int]:
+    """Return how many features the heads in a module have."""
+    return {m.head_dim for m in module.modules() if isinstance(m, Attention | CrossAttention)}

@@ -1,9 +1,9 @@
 """Triton kernels of attention in packed rows on CUDA, forward and backward.
 
 Token i attends to token j when their documents are equal and `key_order[j] <= query_order[i]`: the
-masks of all families (`attention_mask.py`). The blocks of keys that a block of queries attends to
-are one range, because documents lie side by side; the rest of a row is never read. The tokens of a
-block are compared one by one, by two integers each, so that short documents cost little.
+masks of all families (`attention_mask.py`). A block of queries reads the blocks of keys from the
+first to the last that it attends to, which are few, because documents lie side by side. The tokens
+of a block are compared one by one, by two integers each, so that short documents cost little.
 
 Flash attention (Dao et al. 2022; Dao 2023): the softmax is summed block by block, and the backward
 pass computes the scores again from the log of its sum. Sums have a fixed order.
@@ -18,10 +18,15 @@ from torch import Tensor
 
 from kinfolk.attention_mask import BlockRanges
 
-DTYPES = (torch.bfloat16, torch.float16)
-HEAD_DIMS = (16, 32, 64, 128)
 LOG2_E = 1.4426950408889634
 WARPS, STAGES, KEY_GRADIENT_STAGES = 4, 1, 2  # the fastest of those tried on an H200
+
+
+@triton.jit
+def place_of(blocks, heads):
+    """Return the block, the row of the batch and the head of this program: blocks first."""
+    pair = tl.program_id(0) // blocks
+    return tl.program_id(0) % blocks, (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
 
 
 @triton.jit
@@ -57,6 +62,7 @@ def forward_kernel(
     queries,
     keys,
     heads,
+    blocks,
     window,
     log2_scale: tl.constexpr,
     has_window: tl.constexpr,
@@ -65,9 +71,8 @@ def forward_kernel(
     block_k: tl.constexpr,
 ):
     """Attend with one block of queries of one head; write the logs of the sums, to base 2."""
-    batch = (tl.program_id(1) // heads).to(tl.int64)
-    head = (tl.program_id(1) % heads).to(tl.int64)
-    row = tl.program_id(0) * block_q + tl.arange(0, block_q)
+    number, batch, head = place_of(blocks, heads)
+    row = number * block_q + tl.arange(0, block_q)
     feature = tl.arange(0, size)
     valid_row = row < queries
     q_pointer = query + batch * query_batch + head * query_head
@@ -81,8 +86,8 @@ def forward_kernel(
     highest = tl.full((block_q,), float("-inf"), tl.float32)
     mass = tl.zeros((block_q,), tl.float32)
     total = tl.zeros((block_q, size), tl.float32)
-    number = 2 * (batch * tl.num_programs(0) + tl.program_id(0))
-    first, last = tl.load(key_ranges + number), tl.load(key_ranges + number + 1)
+    bounds = key_ranges + 2 * (batch * blocks + number)
+    first, last = tl.load(bounds), tl.load(bounds + 1)
     for block in range(first, last):
         column = block * block_k + tl.arange(0, block_k)
         valid_column = column < keys
@@ -146,6 +151,7 @@ def query_gradient_kernel(
     queries,
     keys,
     heads,
+    blocks,
     window,
     scale: tl.constexpr,
     log2_scale: tl.constexpr,
@@ -155,9 +161,8 @@ def query_gradient_kernel(
     block_k: tl.constexpr,
 ):
     """Write the gradient of a block of queries, and the product of each output and gradient."""
-    batch = (tl.program_id(1) // heads).to(tl.int64)
-    head = (tl.program_id(1) % heads).to(tl.int64)
-    row = tl.program_id(0) * block_q + tl.arange(0, block_q)
+    number, batch, head = place_of(blocks, heads)
+    row = number * block_q + tl.arange(0, block_q)
     feature = tl.arange(0, size)
     valid_row = row < queries
     q_pointer = query + batch * query_batch + head * query_head
@@ -176,8 +181,8 @@ def query_gradient_kernel(
     k_pointer = key + batch * key_batch + head * key_head
     v_pointer = value + batch * value_batch + head * value_head
     total = tl.zeros((block_q, size), tl.float32)
-    number = 2 * (batch * tl.num_programs(0) + tl.program_id(0))
-    first, last = tl.load(key_ranges + number), tl.load(key_ranges + number + 1)
+    bounds = key_ranges + 2 * (batch * blocks + number)
+    first, last = tl.load(bounds), tl.load(bounds + 1)
     for block in range(first, last):
         column = block * block_k + tl.arange(0, block_k)
         valid_column = column < keys
@@ -234,6 +239,7 @@ def key_gradient_kernel(
     queries,
     keys,
     heads,
+    blocks,
     window,
     scale: tl.constexpr,
     log2_scale: tl.constexpr,
@@ -247,9 +253,8 @@ def key_gradient_kernel(
 
     `together`: `d_key` has room for the gradients of queries, keys and values, in this order.
     """
-    batch = (tl.program_id(1) // heads).to(tl.int64)
-    head = (tl.program_id(1) % heads).to(tl.int64)
-    column = tl.program_id(0) * block_k + tl.arange(0, block_k)
+    number, batch, head = place_of(blocks, heads)
+    column = number * block_k + tl.arange(0, block_k)
     feature = tl.arange(0, size)
     valid_column = column < keys
     k_pointer = key + batch * key_batch + head * key_head
@@ -263,8 +268,8 @@ def key_gradient_kernel(
     q_pointer = query + batch * query_batch + head * query_head
     d_k = tl.zeros((block_k, size), tl.float32)
     d_v = tl.zeros((block_k, size), tl.float32)
-    number = 2 * (batch * tl.num_programs(0) + tl.program_id(0))
-    first, last = tl.load(query_ranges + number), tl.load(query_ranges + number + 1)
+    bounds = query_ranges + 2 * (batch * blocks + number)
+    first, last = tl.load(bounds), tl.load(bounds + 1)
     for block in range(first, last):
         row = block * block_q + tl.arange(0, block_q)
         valid_row = row < queries
@@ -302,11 +307,6 @@ def key_gradient_kernel(
         tl.store(d_value + place, d_v, mask=valid_column[:, None])
 
 
-def can_attend(head_dim: int, dtype: torch.dtype) -> bool:
-    """Return whether the kernels support heads of this size and type."""
-    return head_dim in HEAD_DIMS and dtype in DTYPES
-
-
 def separate(query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, ...]:
     """Return queries, keys and values: as given, or the parts of the first."""
     if key is None or value is None:
@@ -340,7 +340,8 @@ def block_sparse(
     batch, queries, heads, size = q.shape
     out = q.new_empty(batch, queries, heads, size)
     log_sums = q.new_empty(batch, heads, queries, dtype=torch.float32)
-    torch.library.wrap_triton(forward_kernel)[(key_ranges.shape[1], batch * heads)](
+    blocks = key_ranges.shape[1]
+    torch.library.wrap_triton(forward_kernel)[(blocks * batch * heads,)](
         q,
         k,
         v,
@@ -355,6 +356,7 @@ def block_sparse(
         queries,
         k.shape[1],
         heads,
+        blocks,
         window,
         log2_scale=scale * LOG2_E,
         has_window=window > 0,
@@ -396,8 +398,8 @@ def block_sparse_backward(
     if not together:
         d_key, d_value = (k.new_empty(batch, keys, heads, size) for _ in range(2))
     masks = (query_ids, query_order, key_ids, key_order)
-    rest = (queries, keys, heads, window)
-    torch.library.wrap_triton(query_gradient_kernel)[(key_ranges.shape[1], batch * heads)](
+    blocks = key_ranges.shape[1]
+    torch.library.wrap_triton(query_gradient_kernel)[(blocks * batch * heads,)](
         q,
         k,
         v,
@@ -411,7 +413,11 @@ def block_sparse_backward(
         *strides(q, k, v),
         d_query.stride(0),
         d_query.stride(1),
-        *rest,
+        queries,
+        keys,
+        heads,
+        blocks,
+        window,
         scale=scale,
         log2_scale=scale * LOG2_E,
         has_window=window > 0,
@@ -421,8 +427,9 @@ def block_sparse_backward(
         num_warps=WARPS,
         num_stages=STAGES,
     )
+    blocks = query_ranges.shape[1]
     written = d_query if together else d_key
-    torch.library.wrap_triton(key_gradient_kernel)[(query_ranges.shape[1], batch * heads)](
+    torch.library.wrap_triton(key_gradient_kernel)[(blocks * batch * heads,)](
         q,
         k,
         v,
@@ -436,7 +443,11 @@ def block_sparse_backward(
         *strides(q, k, v),
         written.stride(0),
         written.stride(1),
-        *rest,
+        queries,
+        keys,
+        heads,
+        blocks,
+        window,
         scale=scale,
         log2_scale=scale * LOG2_E,
         has_window=window > 0,
@@ -459,8 +470,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, d_out: Tensor, d_log_sums: Tensor) -> tuple[Tensor | None, ...]:
-    found = block_sparse_backward(d_out, *ctx.saved_tensors, *ctx.settings)
-    if ctx.saved_tensors[1] is None:
+    saved = ctx.saved_tensors  # read once: activation checkpointing computes them again
+    found = block_sparse_backward(d_out, *saved, *ctx.settings)
+    if saved[1] is None:
         return found[0], *[None] * 12
     return *found, *[None] * 10
 

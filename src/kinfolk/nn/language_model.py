@@ -17,6 +17,7 @@ from kinfolk.config import config, field, type_name
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import SPARSE_HEAD_DIMS as SPARSE_HEAD_DIMS
 from kinfolk.nn.attention import attention_backend, cross_attention_backend
+from kinfolk.nn.attention import head_dims as head_dims
 from kinfolk.nn.embeddings import LinearLogits
 from kinfolk.nn.layers import HAS_TRITON as HAS_TRITON
 from kinfolk.nn.layers import FusedLinear as FusedLinear

@@ -214,8 +214,10 @@ class TrainLoop:
         """Write the pending lines of a run that a signal or a lost process ends.
 
         One of them may be of a loss that is not finite, after which the run goes on without its
-        batch: the signal is then raised again before the next step.
+        batch: the signal is then raised again before the next step. The clock decides nothing at
+        a step of chance, between those at which it is read.
         """
+        self.follow_clock = None
         try:
             self.write(False)
         except NonFiniteError:

@@ -28,8 +28,7 @@ class MasterWeights:
             group["params"] = self.masters_of(group["params"])
         for weight in self.weights:
             weight.data = weight.data.to(torch.bfloat16)
-        for norm in norms:
-            norm.register_forward_hook(_like_input)
+        self._hooks = [norm.register_forward_hook(_like_input) for norm in norms]
 
     def masters_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return what the optimizer updates for these parameters: a master, or itself in a norm."""
@@ -67,7 +66,7 @@ class MasterWeights:
     def in_model(self) -> Iterator[None]:
         """Let the parameters be the master weights in the block, which may change them."""
         rounded = [weight.data for weight in self.weights]
-        self.restore()
+        self._fill()
         try:
             yield
         finally:
@@ -76,7 +75,12 @@ class MasterWeights:
             self.round()
 
     def restore(self) -> None:
-        """Make the parameters float32 again: the master weights."""
+        """Make the model float32 again, with the master weights, for good."""
+        self._fill()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _fill(self) -> None:
         for weight, master in zip(self.weights, self.masters, strict=True):
             weight.data = master.data
 

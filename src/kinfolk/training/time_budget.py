@@ -18,6 +18,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,22 +64,32 @@ class TimeBudget:
             self.decisions = [self.first]
             write_decisions(self.path, self.decisions)
         lines = speed_lines(self.run)
-        kept = [line for line in lines if line["step"] <= step]
-        if [line["step"] for line in kept] != [*range(1, step + 1)]:
+        if [line["step"] for line in lines[:step]] != [*range(1, step + 1)]:
             raise UserError(
                 f"{self.run / 'speed.jsonl'} has not the seconds of each of the first {step:,} "
                 "steps, so that nobody knows how much of train.minutes is left: restore the file, "
                 "or start a new run"
             )
-        self.elapsed = array("d", [0.0])
-        for line in kept:
-            self.elapsed.append(self.elapsed[-1] + line["seconds"])
         last, done = self.decisions[-1], lines[-1]["step"] if lines else 0
         if done > last.steps:
             raise damaged(self.path, f"the log has {done} steps, and it has {last.steps}")
-        if done > last.step:
-            self._decide(Decision(done, last.steps, sum(line["seconds"] for line in lines)))
+        self._restore_seconds(lines)
+        if done > max(step, last.step):  # some steps are done again
+            self._decide(Decision(done, last.steps, self.elapsed[done]))
         return self.steps_at(step)
+
+    def _restore_seconds(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Set the seconds of each step: those of the decisions, and after the last of the log.
+
+        The log has only the last time of a step that was done more than once.
+        """
+        self.elapsed = array("d", [0.0])
+        for before, after in pairwise(self.decisions):
+            each = (after.seconds - before.seconds) / (after.step - before.step)
+            steps = range(1, after.step - before.step + 1)
+            self.elapsed.extend(before.seconds + each * n for n in steps)
+        for line in lines[self.decisions[-1].step :]:
+            self.elapsed.append(self.elapsed[-1] + line["seconds"])
 
     def check(self, step: int, saved: Sequence[int] | None) -> None:
         """Refuse decisions other than that under which a checkpoint was saved (`in_force`)."""
@@ -101,22 +112,22 @@ class TimeBudget:
 
         A decision that is due is on disk before this returns.
         """
-        done = len(self.elapsed) - 1
-        for _ in range(step - done):
-            self.elapsed.append(self.elapsed[-1] + seconds / (step - done))
-        last, spent = self.decisions[-1], self.elapsed[-1]
+        known = len(self.elapsed) - 1  # more than before this step, if it is done again
+        for _ in range(step - known):
+            self.elapsed.append(self.elapsed[-1] + seconds / (step - known))
+        last = self.decisions[-1]
         if step <= last.step:  # it is done again, or all was decided before
             return self.steps_at(step)
-        seconds_left, steps_left = self.seconds - spent, last.steps - step
-        if not steps_left:
-            self._decide(Decision(step, step, spent))
-        elif (
+        spent = self.elapsed[step]
+        seconds_left, steps_left = self.seconds - spent, max(0, last.steps - step)
+        if (
             seconds_left <= RENEWED_AT * (self.seconds - last.seconds)
             or steps_left <= RENEWED_AT * (last.steps - last.step)
         ):  # fmt: skip
-            newest = min(step, steps_left)
+            newest = min(step, steps_left) or step - last.step
             each = (spent - self.elapsed[step - newest]) / newest
-            self._decide(Decision(step, step + max(1, round(seconds_left / each)), spent))
+            more = max(1 if steps_left else 0, round(seconds_left / each))
+            self._decide(Decision(step, step + more, spent))
         return self.decisions[-1].steps
 
     def _decide(self, decision: Decision) -> None:

@@ -8,23 +8,16 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch.utils.data import Dataset
 
-from kinfolk.attention_mask import SparseKernel
 from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
 from kinfolk.errors import UserError
-from kinfolk.nn.language_model import (
-    HAS_TRITON,
-    SPARSE_HEAD_DIMS,
-    LanguageModel,
-    has_static_shapes,
-    reads_texts,
-    uses_varlen_attention,
-)
+from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
 from kinfolk.training.activation_checkpoint import checkpoint_activations
+from kinfolk.training.attention_kernel import sparse_kernel
 from kinfolk.training.compilation import CompiledModules, CompilePlan, plan_compilation
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
@@ -40,8 +33,6 @@ from kinfolk.training.watch import LossBaseline
 
 if TYPE_CHECKING:
     from kinfolk.training.model_shard import ModelShard
-
-MAX_VARLEN_HEAD = 256  # features of an attention head that FlashAttention can compute
 
 LossFn = Callable[[Batch[Any]], Loss]
 
@@ -168,7 +159,8 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     )
     fsdp = train.parallel == "fsdp"
     block_sparse = plan.mode != "no" and not fsdp and cuda and row_length is not None
-    kernel = sparse_kernel(work, compiled=block_sparse, half=cuda and bfloat16)
+    half = cuda and bfloat16
+    kernel = sparse_kernel(model, train.attention, compiled=block_sparse, half=half)
     if train.master_weights == "yes":
         check_master_weights(work, bfloat16=bfloat16)
     if train.checkpoint_activations == "yes":
@@ -226,47 +218,6 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
         compiled=compiled,
         master_weights=master_weights,
     )
-
-
-def sparse_kernel(work: Workload, *, compiled: bool, half: bool) -> SparseKernel | None:
-    """Return the block-sparse kernel of a run, if any; refuse one that the run cannot use.
-
-    `compiled`: the model is, for rows of one length on CUDA; `half`: it computes in bfloat16 there.
-    """
-    chosen = work.train.attention
-    if chosen in ("triton", "varlen"):
-        reason = documents_fault(work, half=half, kernel=chosen)
-    elif chosen == "flex" and not compiled:
-        reason = "is compiled for rows of one length on CUDA: add train.compile=yes"
-    else:
-        reason = None
-    if reason is not None:
-        setting = f"train.attention={chosen}"
-        raise UserError(f"{setting} {reason}; train.attention=auto uses another kernel")
-    if chosen == "auto" and documents_fault(work, half=half, kernel="triton") is None:
-        chosen = "triton"
-    if chosen == "triton":
-        return "triton"
-    return "flex" if compiled and chosen != "sdpa" else None
-
-
-def documents_fault(
-    work: Workload, *, half: bool, kernel: Literal["triton", "varlen"]
-) -> str | None:
-    """Return why attention inside of documents cannot be computed by a kernel, None if it can."""
-    if not half:
-        return "computes in bfloat16 on CUDA"
-    if not uses_varlen_attention(work.model):
-        return f"has no bias or recurrence, which {work.model.family_name} needs"
-    config = work.model.pretrained.config
-    size = config.head_dim or config.hidden_size // config.num_heads
-    if kernel == "varlen" and (size % 8 or size > MAX_VARLEN_HEAD):
-        return f"needs heads of up to {MAX_VARLEN_HEAD} features, a multiple of 8, not {size}"
-    if kernel == "triton" and size not in SPARSE_HEAD_DIMS:
-        return f"needs heads of {', '.join(map(str, SPARSE_HEAD_DIMS))} features, not {size}"
-    if kernel == "triton" and not HAS_TRITON:
-        return "needs the package triton, which is not installed"
-    return None
 
 
 def check_master_weights(work: Workload, *, bfloat16: bool) -> None:

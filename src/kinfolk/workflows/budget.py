@@ -58,8 +58,9 @@ HOW: dict[Kind, str] = {
         "ends by its clock. How many steps it is to have, which its learning rates follow from, "
         "was first estimated from steps that were timed before the runs (for a twentieth of the "
         "budget, up to 20 seconds each, while as many other processes trained as run at a time), "
-        "and is estimated anew whenever a tenth of what was left is done. The table of costs has "
-        "the steps and the seconds of the runs."
+        "and is estimated anew whenever a tenth of what was left is done. A step that is done "
+        "again after an interruption counts with its first seconds. The table of costs has the "
+        "steps and the seconds of the runs."
     ),
 }
 

@@ -13,6 +13,7 @@ from kinfolk.batch import Batch, with_texts
 from kinfolk.errors import UserError
 from kinfolk.machine import available_memory
 from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_texts
+from kinfolk.training.attention_kernel import sparse_kernel
 from kinfolk.training.compilation import CompiledModules, CompileMode
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.flops import FlopCounter
@@ -129,6 +130,9 @@ def train_step(
     learner = Learner(model, step.objective)
     mode: CompileMode = "model" if train.compiles(cuda=cuda, row_length=length) else "no"
     compiled = CompiledModules.of(mode, learner, dynamic=length is None)
+    block_sparse = compiled is not None and cuda and length is not None
+    half = cuda and step.bfloat16
+    kernel = sparse_kernel(model, train.attention, compiled=block_sparse, half=half)
     return TrainStep(
         learner,
         build_optimizer(model, train),
@@ -137,7 +141,7 @@ def train_step(
         seed=train.seed,
         device=device,
         bfloat16=step.bfloat16,
-        sparse_kernel="flex" if compiled is not None and cuda and length is not None else None,
+        sparse_kernel=kernel,
         cuda_graph=cuda and train.replays(step.parameters, length),
         checks=lambda number: False,
         compiled=compiled,

@@ -17,7 +17,7 @@ from kinfolk.tasks.baselines import TITLES, fit_values
 from kinfolk.tasks.task import Prediction
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
-from kinfolk.training.time_budget import Decision
+from kinfolk.training.time_budget import DECISIONS, Decision, read_decisions
 from kinfolk.workflows import race_scores
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, InitialWeights
@@ -171,6 +171,10 @@ def run_search(context: JobContext) -> dict[str, Any]:
     entrant, rate = context.entrant, context.job.rate
     assert rate is not None
     recipe = planned_recipe(entrant, steps=entrant.search_steps, lr=rate, seed=0)
+    if recipe.train.minutes is not None:  # those of the run are what all of these leave
+        minutes = context.plan.budget["amount"] - recipe.train.minutes
+        train = replace(recipe.train, minutes=minutes / len(entrant.rates))
+        recipe = replace(recipe, train=train)
     train_or_resume(context, recipe, context.run)
     return {"lr": rate, "loss": race_scores.development_loss(context.run, recipe)}
 
@@ -180,7 +184,10 @@ def run_pretrain(context: JobContext) -> dict[str, Any]:
     entrant, seed = context.entrant, context.job.seed
     recipe = planned_recipe(entrant, steps=entrant.steps, lr=chosen_rate(context), seed=seed)
     usage = train_or_resume(context, recipe, context.run)
-    return {"lr": recipe.train.lr, **race_scores.run_facts(context.run, entrant), **usage}
+    facts = race_scores.run_facts(context.run, entrant)
+    if recipe.train.minutes is not None and not context.plan.repeats:
+        facts["seconds"] = read_decisions(context.run / DECISIONS)[-1].seconds
+    return {"lr": recipe.train.lr, **facts, **usage}
 
 
 def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, seed: int) -> Recipe:
@@ -193,9 +200,7 @@ def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, see
     if steps != train.steps:
         warmup = max(1, round(train.warmup * steps / train.steps))
         every = max(1, steps // 4)
-        minutes = None if train.minutes is None else train.minutes * steps / train.steps
         train = replace(train, steps=steps, warmup=warmup, eval_every=every, save_every=every)
-        train = replace(train, minutes=minutes)
     return replace(recipe, train=train)
 
 

@@ -24,6 +24,10 @@ REPETITION = (
     "This comparison repeats {}: its runs have the numbers of steps and the learning rates of that "
     "one, whatever seconds they take."
 )
+HOW = (
+    "Every run has as many steps as in the comparison that this one repeats, which the clock ended "
+    "there. The seconds are those of this time."
+)
 DATA_FOLDERS = ("corpus", "corpora", "tasks")
 
 
@@ -36,6 +40,7 @@ def write_repetition(race: Path, out: Path) -> None:
         repeats=str(race),
         decisions=dict(decided(race, plan)),
         notes=(REPETITION.format(race), *plan.notes[bool(plan.repeats) :]),
+        budget={**plan.budget, "how": HOW} if plan.budget["kind"] == "minutes" else plan.budget,
         machine=machine(plan.options.device, plan.threads),
         kinfolk=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -62,7 +67,21 @@ def complete_plan(race: Path) -> Plan:
             f"{race} is not complete ({waiting} of {len(plan.jobs)} jobs have no result): continue "
             f"it with kinfolk compare --resume {race}, then repeat it"
         )
+    if (folder := strayed_corpus(race.resolve(), plan)) is not None:
+        raise UserError(
+            f"{race} was moved or copied: its plan reads {folder}; move it back, then repeat it"
+        )
     return plan
+
+
+def strayed_corpus(race: Path, plan: Plan) -> Path | None:
+    """Return a corpus of the plan that is not where it should be."""
+    own = any((race / name).is_dir() for name in ("corpus", "corpora"))
+    for entrant in plan.entrants:
+        folder = Path(entrant.corpus)
+        if entrant.corpus and (not folder.is_dir() or (own and not folder.is_relative_to(race))):
+            return folder
+    return None
 
 
 def decided(race: Path, plan: Plan) -> Iterator[tuple[str, list[tuple[int, int, float]]]]:

@@ -349,7 +349,7 @@ def with_steps(
         steps -= search_steps * options.search
     train = scaled(recipe.train, steps, own_warmup=sets_warmup(entrant))
     if options.budget_kind == "minutes":  # the steps are a first estimate
-        share = steps / (steps + search_steps * len(rates))
+        share = 1 - SEARCH_SHARE if rates else 1.0
         train = replace(train, minutes=options.budget_amount * share)
     return replace(
         entrant,
