@@ -890,6 +890,10 @@ def prepare(work: Work, s: Settings, alone: AbstractContextManager[Any]) -> Prep
     Peers that are not compiled take most of the memory of the device: they do that `alone`.
     """
     began = time.perf_counter()
+
+    def ready(what: str) -> None:
+        print(f"{work.name}: {what}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
+
     rows, length, vocab = s.rows or work.rows, s.length or work.length, s.vocab or work.vocab
     kind = family(work.name).objective(work.way)
     objective: Any = kind(special_tokens=SPECIALS, vocab_size=vocab, max_length=length)
@@ -911,6 +915,7 @@ def prepare(work: Work, s: Settings, alone: AbstractContextManager[Any]) -> Prep
     )
     batch_ms = batch_milliseconds(dataset, s.pool)
     peers, checked = peer_sides(work, fresh, objective, dataset, s)
+    ready("the two sides compute the same")
     run = Measured(copy.deepcopy(fresh), objective, dataset, train, s.device)
     plain = plain_loss(run.model, objective, dataset[0])
     for side in peers:
@@ -918,9 +923,11 @@ def prepare(work: Work, s: Settings, alone: AbstractContextManager[Any]) -> Prep
         with alone if side.name == PEER else nullcontext():
             side.warm_up()
             empty_cache(s.device)
+        ready(side.name)
     own, left_out = ours(run, (), s.pool, s.device, feeds=True, clock=s.clock), dict[str, str]()
     for side in own:
         side.warm_up()
+        ready(side.name)
     if mistake := wrong_loss(own[0], plain):
         raise SystemExit(f"{work.name}: {mistake}")
     for variant, settings in zip(s.variants, others, strict=True):
@@ -935,6 +942,7 @@ def prepare(work: Work, s: Settings, alone: AbstractContextManager[Any]) -> Prep
                 left_out[", ".join(variant)] = mistake
             else:
                 own.append(side)
+        ready(", ".join(variant))
         empty_cache(s.device)
     figures = {
         "loss": checked.loss,
@@ -1279,6 +1287,9 @@ def side_by_side(
     One that finds too little memory beside the others is prepared alone, after them.
     """
     spawn = multiprocessing.get_context("spawn")
+    # Each process of torch.compile would start as many of its own as there are cores.
+    threads = max(1, (os.cpu_count() or 1) // parallel)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
     alone, ceiling, again = spawn.Lock(), None, list[str]()
     for first in range(0, len(names), parallel):
         started = []

@@ -32,17 +32,18 @@ def model(name: str, **fields: Any) -> Any:
         ("electra", "triton"),
         ("glm", "triton"),
         ("transformer", "triton"),
-        ("t5", "flex"),
-        ("xlnet", "flex"),
-        ("transformer_xl", "flex"),
+        ("t5", None),
+        ("xlnet", None),
+        ("transformer_xl", None),
     ],
 )
-def test_auto_is_triton_without_a_bias_and_flex_with_one(name: str, kernel: str) -> None:
+def test_auto_is_flex_in_a_compiled_model_and_triton_in_others(
+    name: str, kernel: str | None
+) -> None:
     network = model(name)
-    assert sparse_kernel(network, "auto", compiled=True, half=True) == kernel
-    uncompiled = sparse_kernel(network, "auto", compiled=False, half=True)
-    assert uncompiled == ("triton" if kernel == "triton" else None)
-    assert sparse_kernel(network, "auto", compiled=True, half=False) == "flex"
+    assert sparse_kernel(network, "auto", compiled=True, half=True) == "flex"
+    assert sparse_kernel(network, "auto", compiled=False, half=True) == kernel
+    assert sparse_kernel(network, "auto", compiled=False, half=False) is None
     assert sparse_kernel(network, "sdpa", compiled=True, half=True) is None
     assert sparse_kernel(network, "flex", compiled=True, half=True) == "flex"
 
@@ -50,7 +51,7 @@ def test_auto_is_triton_without_a_bias_and_flex_with_one(name: str, kernel: str)
 def test_heads_of_the_generator_count_too() -> None:
     electra = model("electra", hidden_size=192, num_heads=3, generator_size=0.25)
     assert attention_kernel.head_dims(electra) == {48, 64}
-    assert sparse_kernel(electra, "auto", compiled=True, half=True) == "flex"
+    assert sparse_kernel(electra, "auto", compiled=False, half=True) is None
     with pytest.raises(UserError, match="needs heads of 16, 32, 64, 128 features, not 48"):
         sparse_kernel(electra, "triton", compiled=True, half=True)
 
@@ -65,4 +66,4 @@ def test_a_kernel_that_cannot_run_is_refused_by_name(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(UserError, match=r"needs a GPU of compute capability 8\.0 or newer"):
         sparse_kernel(model("bert"), "triton", compiled=True, half=True)
-    assert sparse_kernel(model("bert"), "auto", compiled=True, half=True) == "flex"
+    assert sparse_kernel(model("bert"), "auto", compiled=False, half=True) is None

@@ -33,7 +33,7 @@ def sparse_kernel(
     if reason is not None:
         setting = f"train.attention={chosen}"
         raise UserError(f"{setting} {reason}; train.attention=auto uses another kernel")
-    if chosen == "auto" and documents_fault(model, "triton", half=half) is None:
+    if chosen == "auto" and not compiled and documents_fault(model, "triton", half=half) is None:
         chosen = "triton"
     if chosen == "triton":
         return "triton"

@@ -120,8 +120,8 @@ class TrainConfig:
         help="kernel of attention in packed rows: triton is our block-sparse one (CUDA, bfloat16, "
         "no bias on the scores); varlen is FlashAttention over the documents of a "
         "batch, where each token attends to its document, causally or not (CUDA, bfloat16); flex "
-        "is FlexAttention, in a compiled model, and sdpa a dense mask; auto is triton where it can "
-        "be, else flex in a compiled model on CUDA, else sdpa",
+        "is FlexAttention, in a compiled model, and sdpa a dense mask; auto is flex in a compiled "
+        "model on CUDA, in others triton where it can be, else sdpa",
     )
     compile: Literal["auto", "yes", "layers", "no"] = runtime_field(
         default="auto",
