@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from kinfolk.attention_mask import AttentionMask, BlockRanges, compare_bounds
 from kinfolk.batch import Batch
@@ -175,6 +176,11 @@ def test_every_family_has_the_loss_and_gradients_of_the_dense_mask(
         torch.testing.assert_close(gradient, wanted[parameter], rtol=1e-3, atol=1e-5)
 
 
+def on_cuda(mask: AttentionMask) -> AttentionMask:
+    parts = ("document_ids", "key_order", "query_order")
+    return replace(mask, **{part: getattr(mask, part).cuda() for part in parts})
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("name", CASES)
@@ -183,14 +189,8 @@ def test_the_kernels_equal_float64(name: str, compiled: bool) -> None:
     from kinfolk.nn.block_sparse import attend
 
     torch.manual_seed(0)
-    query, key, window = (
-        replace(
-            m, **{f: getattr(m, f).cuda() for f in ("document_ids", "key_order", "query_order")}
-        )
-        if isinstance(m, AttentionMask)
-        else m
-        for m in CASES[name]
-    )
+    query, key, window = CASES[name]
+    query, key = on_cuda(query), on_cuda(key)
     ranges, dense = BlockRanges.of(query, key, window), query.dense(key, window)
     together = query.document_ids.shape == key.document_ids.shape
     sizes = [(2, mask.document_ids.shape[1], 3, 64) for mask in (query, key, key)]
@@ -224,3 +224,16 @@ def test_families_on_cuda_have_the_loss_and_gradients_of_the_dense_mask(
     norm = torch.stack([g.norm() for g in wanted.values()]).norm()
     errors = torch.stack([(grads[n] - wanted[n]).norm() for n in wanted])
     assert errors.norm() < 0.02 * norm
+
+
+@pytest.mark.gpu
+def test_a_layer_that_runs_again_has_the_same_gradients() -> None:
+    from kinfolk.nn.block_sparse import attend
+
+    mask = on_cuda(CAUSAL)
+    ranges = BlockRanges.of(mask, mask)
+    qkv = torch.randn(2, 200, 3, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    seeds = torch.randn(2, 200, 2, 64, device="cuda", dtype=torch.bfloat16)
+    (once,) = torch.autograd.grad(attend(qkv, None, None, ranges, 0.3), qkv, seeds)
+    again = checkpoint(attend, qkv, None, None, ranges, 0.3, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(again, qkv, seeds)[0], once)
