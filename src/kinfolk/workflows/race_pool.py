@@ -127,7 +127,8 @@ class Workers:
             if line is not None:
                 handle(json.loads(line))
                 continue
-            code = self.running.pop(name).wait()
+            with self.running.pop(name) as process:  # which closes its pipes
+                code = process.wait()
             if code:
                 raise UserError(self.failure(name, code))
 
