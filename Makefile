@@ -7,7 +7,7 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 # Where pip would fetch the CUDA build on a machine without a GPU, PyTorch's own CPU builds serve.
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup setup-test quickstart test test-all test-gpu soak check format lint types bench clean
+.PHONY: setup setup-test quickstart test test-all test-gpu soak check format format-check lint types bench bench-gpu clean
 
 # What running needs, and nothing else.
 setup: $(VENV)/ready
@@ -77,6 +77,24 @@ bench: setup-test
 	$(BENCH)/plan_check.py --device cpu
 	$(BENCH)/activation_memory.py --device cpu --size small --batch 8 --length 256 --vocab 1000
 	$(BENCH)/scaling.py --device cpu --seconds 0.5 -o runs/scaling
+
+# Those of a CUDA device, which is to have nothing else to do; CORPUS is a folder of kinfolk prepare.
+# Tables on the terminal; lines of JSON, the roofline and the curves in runs/bench-gpu.
+BENCH_GPU := $(BIN)/python benchmarks
+RESULTS   := runs/bench-gpu
+
+bench-gpu: setup-test
+	@test -n "$(CORPUS)" || { echo "make bench-gpu CORPUS=FOLDER: a folder of kinfolk prepare"; exit 2; }
+	mkdir -p $(RESULTS)
+	$(BENCH_GPU)/training.py --device cuda --parallel 8 --seconds 10 --profile --variant compile=layers --variant master_weights=yes --variant attention=triton --out $(RESULTS)/training.jsonl
+	$(BENCH_GPU)/finetuning_speed.py --device cuda --compiled --results $(RESULTS)/finetuning.jsonl
+	$(BENCH_GPU)/start.py --device cuda --corpus $(CORPUS) --out $(RESULTS)/start.jsonl
+	$(BENCH_GPU)/scaling.py --device cuda -o $(RESULTS)/scaling
+	$(BENCH_GPU)/recurrent_speed.py --device cuda --seconds 2 --results $(RESULTS)/recurrent.jsonl
+	$(BENCH_GPU)/generation.py --device cuda
+	$(BENCH_GPU)/activation_memory.py --device cuda
+	$(BENCH_GPU)/plan_check.py --device cuda
+	$(BENCH_GPU)/time_to_quality.py --device cuda --corpus $(CORPUS) --jobs 10 --minutes 10 -o $(RESULTS)/quality --plot $(RESULTS)/quality/curves.html
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache

@@ -622,15 +622,20 @@ def stops_after_arguments(training: ModuleType, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(FILE.parent)  # for the other imports of a script
 
 
-def bench_commands() -> list[list[str]]:
-    """Return the benchmarks that `make bench` runs, each with its arguments."""
+def bench_commands(target: str) -> list[list[str]]:
+    """Return the benchmarks that `make bench` or `bench-gpu` runs, each with its arguments."""
     makefile = (FILE.parents[1] / "Makefile").read_text(encoding="utf-8")
-    commands = [shlex.split(line) for line in re.findall(r"^\t\$\(BENCH\)/(.*)$", makefile, re.M)]
+    lines = re.findall(rf"^\t\$\({target}\)/(.*)$", makefile, re.M)
+    commands = [shlex.split(re.sub(r"\$\(\w+\)", "folder", line)) for line in lines]
     assert [command[0] for command in commands].count("training.py") == 1
     return commands
 
 
-@pytest.mark.parametrize("command", bench_commands(), ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command",
+    [*bench_commands("BENCH"), *bench_commands("BENCH_GPU")],
+    ids=lambda command: "-".join(command[:3:2]),
+)
 def test_make_bench_runs_commands_that_their_benchmarks_accept(
     command: list[str], stops_after_arguments: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -644,7 +649,7 @@ def test_make_bench_runs_every_benchmark_that_needs_no_data(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = {command[0] for command in bench_commands()}
+    run = {command[0] for command in bench_commands("BENCH")}
     for file in sorted(FILE.parent.glob("*.py")):
         if file.name in run or file.name in NOT_IN_BENCH:
             continue
