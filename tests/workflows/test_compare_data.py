@@ -23,6 +23,7 @@ from kinfolk.tasks.rows import (
     QuestionRow,
     TaggedSentence,
 )
+from kinfolk.tasks.tagging import Tagging
 from kinfolk.workflows.finetune_defaults import RAW_TOKENS, tokens_of_steps
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import pretrain
@@ -191,6 +192,18 @@ def test_sizes_below_the_classes_or_above_the_rows_are_left_out() -> None:
     rows = rows_of({"a": 20, "b": 20, "c": 20})
     task = TaskRows("t", Classification.from_rows(rows), rows, rows, rows)
     assert task.label_sizes(("2", "16", "64", "all")) == ("16", "all")
+    note = task.labels_note(("2", "16", "64", "all"))
+    assert note == (
+        "t: no training set of 2 labels, because there are 3 classes, and each needs a row"
+    )
+    assert task.labels_note(("16", "64", "all")) is None
+
+
+def test_rows_without_classes_have_training_sets_of_every_size() -> None:
+    rows = [TaggedSentence(("a", "b"), ("X", "Y"), n) for n in range(40)]
+    task = TaskRows("t", Tagging.from_rows(rows), rows, rows, rows)
+    assert task.label_sizes(("1", "16", "64", "all")) == ("1", "16", "all")
+    assert task.labels_note(("1", "16", "64", "all")) is None
 
 
 def test_held_out_rows_keep_equal_texts_together() -> None:

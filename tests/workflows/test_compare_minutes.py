@@ -65,6 +65,12 @@ def race(inputs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
         return compare(ENTRANTS, inputs[0], out, tasks=inputs[1], **SMALL)
 
 
+def steady(step: TrainStep, done: int) -> float:
+    """Return the seconds of a step of a machine that does not change."""
+    family: Any = step.learner.model
+    return 2 * SECONDS_OF[family.family_name]
+
+
 def seconds(run: Path) -> float:
     """Return the seconds that the steps of a run took."""
     return sum(line["seconds"] for line in speed_lines(run))
@@ -92,12 +98,33 @@ def test_entrants_spend_the_same_seconds_on_a_machine_that_drifts(race: RaceResu
         entrant = next(e for e in plan.entrants if e.name.startswith(name[:9]))
         searched = [seconds(run) for run in (race.path / "search" / entrant.slug).iterdir()]
         assert searched == pytest.approx([given / 6, given / 6], abs=0.01 * given)
-        assert seconds(race.path / folder) == pytest.approx(given * 2 / 3, abs=0.01 * given)
+        left = given - sum(searched)
+        assert seconds(race.path / folder) == pytest.approx(left, abs=0.01 * given)
         # The plan has the first estimate, and the page what was done.
         done = read(race.path / folder)[-1]["step"]
         assert done < 0.9 * entrant.steps
         (row,) = (row for row in race.race["entrants"] if row["name"] == entrant.name)
         assert row["steps"] == done
+
+
+def test_a_run_has_the_seconds_that_the_search_left(
+    inputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ten steps of 0.26 s for each rate: rounding to whole steps moves each by up to half of one.
+    StepClock(steady).install(monkeypatch)
+    options = {**SMALL, "search": 9, "minutes": 270 * 0.26 / 60}
+    found = compare(ENTRANTS[:2], inputs[0], tmp_path / "race", **options)
+    measured = found.race["budget"]["measured"]
+    assert measured["spread"] < 0.02
+    for row in found.race["entrants"]:
+        if not row["baseline"]:
+            spent = row["cost"]["search_seconds"] + row["cost"]["seconds"]
+            assert measured["low"] <= spent <= measured["high"]
+            assert row["cost"]["search_seconds"] == pytest.approx(
+                60 * options["minutes"] / 3, rel=0.1
+            )
+    with pytest.raises(UserError, match="--search 9 needs 270, 10 for each learning rate"):
+        compare(ENTRANTS[:2], inputs[0], tmp_path / "less", **options | {"minutes": 1.0})
 
 
 @pytest.mark.parametrize("checkpoints", [(3, 6), (9, 2)])

@@ -317,6 +317,7 @@ COSTS = (
     ("tokens", "tokens", short, True),
     ("FLOPs", "flops", short, True),
     ("time", "seconds", duration, True),
+    ("search before", "search_seconds", duration, False),
     ("tokens/s", "tokens_per_second", short, True),
     ("peak memory", "peak_bytes", byte_count, True),
     ("energy", "joules", energy, True),

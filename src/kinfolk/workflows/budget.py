@@ -31,6 +31,9 @@ TOLERANCE = 0.02  # largest difference between two runs, as a share of the budge
 TIMED_SHARE = 0.05  # of the seconds of all runs of an entrant, for timing its steps
 MIN_STEPS = round(1 / TOLERANCE)  # rounding to whole steps is half a step up, and half a step down
 
+SEARCH_SHARE = 1 / 3  # of the budget, for all learning rates of a search together
+MIN_SEARCH_STEPS = 10  # of each of them
+
 MAX_AMOUNT = {"minutes": 1e7, "flops": 1e30, "tokens": 1e18}  # of one run
 
 READ_STEPS = 256  # steps whose tokens are counted, where an epoch has more
@@ -115,19 +118,24 @@ def describe(budget: Budget) -> str:
     return HOW[budget.kind]
 
 
-def budget_steps(budget: Budget, costs: Mapping[str, Cost]) -> dict[str, int]:
+def budget_steps(budget: Budget, costs: Mapping[str, Cost], *, search: int = 0) -> dict[str, int]:
     """Return the steps of each run: two runs differ by at most 2 % of the budget.
 
-    Whole steps do so from 50 steps on; a smaller budget is refused, with the smallest that works.
+    Whole steps do so from 50 steps on, and a search of learning rates needs some of each; a smaller
+    budget is refused, with the smallest that works.
     """
     steps = {name: round(budget.per_run / cost.of(budget.kind)) for name, cost in costs.items()}
-    smallest = smallest_budget(budget.kind, costs)
+    of_search = math.ceil(search * MIN_SEARCH_STEPS / SEARCH_SHARE)
+    least = max(MIN_STEPS, of_search)
+    smallest = smallest_budget(budget.kind, costs, least)
     if budget.amount < smallest.amount:
         name = min(steps, key=lambda name: steps[name])
+        need = f"budgets that are equal within {TOLERANCE:.0%} need {MIN_STEPS}"
+        if of_search > MIN_STEPS:
+            need = f"--search {search} needs {of_search}, {MIN_SEARCH_STEPS} for each learning rate"
         raise UserError(
             f"--{budget.kind} {format_amount(budget)} is enough for {steps[name]} steps of {name}, "
-            f"and budgets that are equal within {TOLERANCE:.0%} need {MIN_STEPS}: use "
-            f"--{budget.kind} {format_amount(smallest)} or more"
+            f"and {need}: use --{budget.kind} {format_amount(smallest)} or more"
         )
     most = max(steps, key=lambda name: steps[name])
     if steps[most] > MAX_STEPS:
@@ -138,10 +146,10 @@ def budget_steps(budget: Budget, costs: Mapping[str, Cost]) -> dict[str, int]:
     return steps
 
 
-def smallest_budget(kind: Kind, costs: Mapping[str, Cost]) -> Budget:
-    """Return the smallest budget that `budget_steps` accepts, rounded up to three digits."""
+def smallest_budget(kind: Kind, costs: Mapping[str, Cost], steps: int = MIN_STEPS) -> Budget:
+    """Return the smallest budget for so many steps of each run, rounded up to three digits."""
     unit = 60 if kind == "minutes" else 1
-    amount = MIN_STEPS * max(cost.of(kind) for cost in costs.values()) / unit
+    amount = steps * max(cost.of(kind) for cost in costs.values()) / unit
     assert amount > 0, f"{kind} were not measured"
     digits = 2 - math.floor(math.log10(amount))
     return Budget(kind, float(f"{math.ceil(amount * 10.0**digits) / 10.0**digits:.3g}"))

@@ -206,13 +206,20 @@ class TaskRows:
 
     def label_sizes(self, labels: Sequence[str]) -> tuple[str, ...]:
         """Return the sizes of training sets that are smaller than all rows and hold every class."""
-        classes = self.class_counts
-        sizes = [
-            size
-            for size in labels
-            if size != ALL_LABELS and len(classes) <= int(size) < len(self.train)
-        ]
-        return (*(sizes if classes else ()), ALL_LABELS)
+        least = max(1, len(self.class_counts))
+        sizes = [size for size in labels if size != ALL_LABELS]
+        return (*(size for size in sizes if least <= int(size) < len(self.train)), ALL_LABELS)
+
+    def labels_note(self, labels: Sequence[str]) -> str | None:
+        """Return which sizes are too small to hold every class; None if all hold them."""
+        classes = len(self.class_counts)
+        small = [size for size in labels if size != ALL_LABELS and int(size) < classes]
+        if not small:
+            return None
+        return (
+            f"{self.name}: no training set of {' or '.join(small)} labels, because there are "
+            f"{classes} classes, and each needs a row"
+        )
 
 
 def read_task(text: str, options: RaceOptions) -> TaskRows:

@@ -176,18 +176,38 @@ def run_search(context: JobContext) -> dict[str, Any]:
         train = replace(recipe.train, minutes=minutes / len(entrant.rates))
         recipe = replace(recipe, train=train)
     train_or_resume(context, recipe, context.run)
-    return {"lr": rate, "loss": race_scores.development_loss(context.run, recipe)}
+    facts = {name: found for name, found in spent(context, recipe).items() if name != "curve"}
+    return {"lr": rate, "loss": race_scores.development_loss(context.run, recipe), **facts}
 
 
 def run_pretrain(context: JobContext) -> dict[str, Any]:
     """Pretrain an entrant with one seed."""
     entrant, seed = context.entrant, context.job.seed
     recipe = planned_recipe(entrant, steps=entrant.steps, lr=chosen_rate(context), seed=seed)
+    if recipe.train.minutes is not None and not context.plan.repeats:
+        minutes = context.plan.budget["amount"] - searched_seconds(context) / 60
+        recipe = replace(recipe, train=replace(recipe.train, minutes=minutes))
     usage = train_or_resume(context, recipe, context.run)
-    facts = race_scores.run_facts(context.run, entrant)
+    return {"lr": recipe.train.lr, **spent(context, recipe), **usage}
+
+
+def spent(context: JobContext, recipe: Recipe) -> dict[str, Any]:
+    """Return the cost and the curve of the run of a job; seconds as its budget counted them."""
+    facts = race_scores.run_facts(context.run, context.entrant)
     if recipe.train.minutes is not None and not context.plan.repeats:
         facts["seconds"] = read_decisions(context.run / DECISIONS)[-1].seconds
-    return {"lr": recipe.train.lr, **facts, **usage}
+    return facts
+
+
+def search_results(context: JobContext) -> list[dict[str, Any]]:
+    """Return the results of the search of an entrant's learning rate that are there."""
+    jobs = [j for j in context.plan.jobs if (j.kind, j.entrant) == ("search", context.job.entrant)]
+    return [found for job in jobs if (found := read_result(context.race, job)) is not None]
+
+
+def searched_seconds(context: JobContext) -> float:
+    """Return the seconds that the search took of an entrant's budget."""
+    return float(sum(result.get("seconds") or 0.0 for result in search_results(context)))
 
 
 def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, seed: int) -> Recipe:
@@ -206,12 +226,11 @@ def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, see
 
 def chosen_rate(context: JobContext) -> float | None:
     """Return the learning rate that the search chose; None where there was no search."""
-    found = []
-    for job in context.plan.jobs:
-        if job.kind == "search" and job.entrant == context.entrant.name:
-            result = read_result(context.race, job) or {}
-            if result.get("loss") is not None:
-                found.append((result["loss"], result["lr"]))
+    found = [
+        (result["loss"], result["lr"])
+        for result in search_results(context)
+        if result.get("loss") is not None
+    ]
     if context.entrant.rates and not found:
         raise UserError("training diverged with every learning rate of the search")
     return min(found)[1] if found else None

@@ -173,7 +173,7 @@ def entrant_row(
         "non_embedding_parameters": entrant.non_embedding_parameters,
         "steps": mean_steps(runs) or entrant.steps,
         "lr": runs[0]["lr"] if runs else recipe.get("train", {}).get("lr"),
-        "cost": cost_of(runs),
+        "cost": cost_of(runs, searched(plan, entrant.name, results, "seconds")),
         "baseline": entrant.baseline,
         "counted": entrant.gradient_free,
         "left_out": left_out,
@@ -187,7 +187,13 @@ def mean_steps(runs: Sequence[Json]) -> int:
     return round(float(np.mean(known))) if known else 0
 
 
-def cost_of(runs: Sequence[Json]) -> Json | None:
+def searched(plan: Plan, entrant: str, results: Results, unit: str) -> float:
+    """Return what the search of an entrant's learning rate took, which all of its seeds share."""
+    jobs = [job for job in plan.jobs if (job.kind, job.entrant) == ("search", entrant)]
+    return float(sum(results[job.name].get(unit) or 0 for job in jobs if job.name in results))
+
+
+def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
     """Return the mean cost of runs; the largest memory."""
     if not runs:
         return None
@@ -207,6 +213,7 @@ def cost_of(runs: Sequence[Json]) -> Json | None:
         **{name: mean(name) for name in names},
         "seconds_range": ends("seconds"),
         "tokens_range": ends("tokens"),
+        "search_seconds": search_seconds or None,
         "peak_bytes": peak or None,
     }
 
@@ -215,11 +222,15 @@ def measured_spread(plan: Plan, results: Results) -> Json | None:
     """Return how far apart all runs are in what the budget limits, as a share of it.
 
     Seconds and tokens are those in the logs of the runs; FLOPs are the steps in them, times those
-    that were counted on batches of the run.
+    that were counted on batches of the run. The search of a learning rate is a part of each run.
     """
     kind, amount = plan.budget["kind"], plan.budget["amount"]
-    runs = [results[j.name] for j in plan.jobs if j.kind == "pretrain" and j.name in results]
-    spent = [value for run in runs if (value := run.get(SPENT[kind])) is not None]
+    spent = [
+        value + searched(plan, job.entrant, results, SPENT[kind])
+        for job in plan.jobs
+        if job.kind == "pretrain" and job.name in results
+        if (value := results[job.name].get(SPENT[kind])) is not None
+    ]
     if not spent:
         return None
     low, high = min(spent), max(spent)

@@ -22,6 +22,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.workload import select_device
 from kinfolk.version import __version__
 from kinfolk.workflows.budget import (
+    SEARCH_SHARE,
     TIMED_SHARE,
     Budget,
     Cost,
@@ -59,7 +60,6 @@ EVALUATIONS = 5  # of the curve of a run
 EVAL_BATCHES = 8
 CHECKPOINTS = 4
 MAX_WARMUP = 0.1  # of the steps
-SEARCH_SHARE = 1 / 3  # of the budget, for all learning rates together
 RATE_FACTOR = 3.0  # between two learning rates of a search
 NGRAM_ORDER = 5  # of the baseline
 FEW_SEEDS = 2  # so many show almost nothing
@@ -305,7 +305,7 @@ def share_budget(
     processes = processes_of_device(min(jobs, len(recipes) * options.seeds), options.device)
     timing = TIMED_SHARE * budget.per_run * options.seeds if budget.kind == "minutes" else None
     costs = measure_costs(recipes, timing=timing, processes=processes)
-    steps = budget_steps(budget, costs)
+    steps = budget_steps(budget, costs, search=options.search)
     spread = budget_spread(budget, costs, steps)
     shared = []
     for entrant in entrants:

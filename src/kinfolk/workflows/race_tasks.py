@@ -108,7 +108,7 @@ def plan_task(
         entrants=tuple(truncated),
         left_out=left_out,
         baselines=baseline_names(task.task, task.train) if options.baselines else (),
-        notes=task.notes,
+        notes=(*task.notes, *filter(None, [task.labels_note(options.labels)])),
         truncated=truncated,
     )
 
