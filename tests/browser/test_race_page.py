@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kinfolk.reports import race_page
-from support.pages import PAGES
+from support.pages import CUT_OFF, PAGES
 from support.races import EVIL, FAMILIES, hostile_race, race
 
 Open = Callable[..., Any]
@@ -52,6 +52,38 @@ def test_a_hidden_entrant_leaves_all_charts_and_tables(device: str, open_page: O
     assert "electra/tiny" in interval.locator("svg").text_content()
     assert key.get_attribute("aria-pressed") == "true"
     assert tab.locator(".reset").is_hidden()
+
+
+def test_a_phone_shows_the_interval_of_a_score_without_scrolling(open_page: Open) -> None:
+    tab = open_page("small race", "phone")
+    tables = tab.locator("#text .scroll table[data-sortable]:not(.list)").all()
+    assert len(tables) == 2
+    for table in tables:
+        third = table.locator("thead th").nth(2)
+        assert third.inner_text() == "95 % interval"
+        faded = 36  # pixels at the edge of a table that goes on
+        box = third.bounding_box()
+        assert box["x"] + box["width"] <= 390 - 18 - faded
+        assert table.locator("tbody th").first.inner_text() in ENTRANTS  # not broken
+
+
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_long_names_of_tasks_leave_the_page_in_its_width(
+    device: str, open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "sentiment_of_reviews" * 4 + ".tsv"
+    named = race(ENTRANTS, tasks=[long, f"b_{long}"])
+    monkeypatch.setitem(PAGES, "long tasks", lambda: race_page.render(named))
+    tab = open_page("long tasks", device)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.locator("#tradeoff [data-switch] button", has_text=long).count() == 2
+    assert tab.evaluate(CUT_OFF) == []
+
+
+def test_the_page_says_that_pairs_decide_where_lines_overlap(open_page: Open) -> None:
+    tab = open_page("small race")
+    for section in ("#text", "#task-0"):
+        assert "can be shown where lines overlap" in tab.locator(section).inner_text()
 
 
 def test_a_double_click_leaves_one_entrant(open_page: Open) -> None:

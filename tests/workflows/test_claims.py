@@ -81,7 +81,7 @@ def test_a_claim_has_the_command_that_tests_it_again(
     found = json.loads((tested / "claims.json").read_text(encoding="utf-8"))["claims"]
     command = next(claim["command"] for claim in found if claim["name"] == "glm-positions")
     assert command == (
-        f"kinfolk claims glm-positions --scale nano --corpus {text} --task {labelled} --seeds 2 "
+        f"kinfolk claims glm-positions --scale nano --corpus {text} --device cpu --seeds 2 "
         "-o claims"
     )
 
@@ -255,6 +255,16 @@ def test_results_of_earlier_calls_stay_in_the_files(tested: Path) -> None:
     for row in rows:
         assert f"{row['claim']}/race.html" in page
         assert (tested / row["claim"] / "race.json").is_file()
+
+
+def test_an_earlier_claim_keeps_the_command_of_its_call(tested: Path, text: Path) -> None:
+    before = json.loads((tested / "claims.json").read_text(encoding="utf-8"))["claims"]
+    run_claims(tested, text, ["glm-positions"], scale=SMALL, seeds=2, device="cpu", jobs=0)
+    after = json.loads((tested / "claims.json").read_text(encoding="utf-8"))["claims"]
+    assert after == before
+    commands = {claim["name"]: claim["command"] for claim in after}
+    assert "--task" in commands["auxiliary-lm"]
+    assert "--task" not in commands["glm-positions"]  # which needs none
 
 
 def test_the_same_call_trains_nothing_again(tested: Path, text: Path, labelled: Path) -> None:

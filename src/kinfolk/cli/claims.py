@@ -22,8 +22,8 @@ from kinfolk.cli.output import (
 from kinfolk.cli.prepare import document_unit
 
 if TYPE_CHECKING:
+    from kinfolk.workflows.claim_files import ClaimResult
     from kinfolk.workflows.claim_list import Claim
-    from kinfolk.workflows.claims import ClaimResult
 
 STYLES = {"holds": "green", "reversed": "red"}
 

@@ -39,6 +39,9 @@ LEARNING_HINT = (
     "text where there are any, and training losses elsewhere. Of the first seed."
 )
 POINTS = "Points: the mean over seeds. Lines: its 95 % interval."
+PAIRED = (
+    "Who is ahead follows from the differences of pairs, which can be shown where lines overlap."
+)
 TRADEOFF_HINT = (
     "What an entrant cost in pretraining against what it reached. Lines: the 95 % interval."
 )
@@ -156,7 +159,7 @@ def text_hint(ranked: Sequence[ScoreRow], baselines: Sequence[ScoreRow]) -> str:
     """Say what the numbers of held-out text are."""
     words = "Text that no entrant was trained on: fewer bits per byte are a better model of it."
     if ranked:
-        words += f" {POINTS}"
+        words += f" {points_hint(ranked)}"
     if baselines:
         names = race_cards.joined([row.name for row in baselines])
         words += f" Dashed: {names}, counted on the same training text."
@@ -200,7 +203,12 @@ def task_hint(task: Json, scale: Scale) -> str:
         words += f" {len(labels)} labels."
     rows = score_rows(task["rows"], scale)
     pale = " Pale: baselines." if any(row.baseline for row in rows) else ""
-    return f"{words} {POINTS}{pale}"
+    return f"{words} {points_hint(rows)}{pale}"
+
+
+def points_hint(rows: Sequence[ScoreRow]) -> str:
+    """Say what the points and lines of a chart of intervals are."""
+    return f"{POINTS} {PAIRED}" if len(rows) > 1 else POINTS
 
 
 def cost_hint(race: Json) -> str:

@@ -2,16 +2,16 @@
 
 FOLDER/text-1000000.jsonl   the text, cut to the bytes that a claim reads
 FOLDER/NAME/                the comparison of a claim; NAME/early and NAME/late where it has two
+FOLDER/NAME/claim.json      the settings of its call
 FOLDER/claims.json          results; also claims.csv and claims.html
 """
 
-import csv
 import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ from kinfolk.data.documents import DocumentUnit, ReadOptions, read_documents
 from kinfolk.data.files import find_files
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
-from kinfolk.reports import claims_page
-from kinfolk.reports.page import write
 from kinfolk.training.workload import select_device
-from kinfolk.version import __version__
+from kinfolk.workflows.claim_files import (
+    SETTINGS_FILE,
+    ClaimResult,
+    ClaimsSettings,
+    write_claims,
+)
 from kinfolk.workflows.claim_list import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
 from kinfolk.workflows.claim_scores import Effect, claim_effects
 from kinfolk.workflows.compare import (
@@ -35,42 +38,12 @@ from kinfolk.workflows.compare import (
 )
 from kinfolk.workflows.folders import check_in_folder
 from kinfolk.workflows.race_data import read_task
-from kinfolk.workflows.race_plan import RaceOptions, write_json
+from kinfolk.workflows.race_plan import RaceOptions
 from kinfolk.workflows.race_pool import RaceCallback
 
-SCHEMA = 1
-COLUMNS = ("claim", "part", "first", "second", "unit", "value", "low", "high", "seeds", "verdict")
 SHARED_OPTIONS = ("length", "batch_size", "train_rows", "test_rows", "task_steps", "max_tokens")
 
 OnMessage = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ClaimResult:
-    """What the experiment of a claim has shown, or why it was not run."""
-
-    name: str
-    sentence: str
-    source: str
-    setting: str
-    budget: str  # in words
-    command: str
-    verdict: str  # holds, reversed, undecided, or not run
-    words: str
-    effects: tuple[Effect, ...] = ()
-    races: tuple[str, ...] = ()  # folders, from that of all claims
-
-
-@dataclass(frozen=True)
-class ClaimsSettings:
-    """What all claims of a folder share."""
-
-    scale: Scale
-    corpus: tuple[Path, ...]
-    tasks: tuple[str, ...] = ()
-    seeds: int = 3
-    document: DocumentUnit = "block"
-    device: str = "auto"
 
 
 def run_claims(
@@ -180,6 +153,8 @@ def run_claim(
     for stage, race in race_folders(claim, out).items():
         options = claim_options(claim, settings, by_need, out, claim.stages[stage])
         finish_race(options, race, jobs, callbacks)
+    needed = tuple(dict.fromkeys(by_need[need] for need in claim.tasks))
+    replace(settings, tasks=needed).write(out / claim.name)
     result = read_claim(claim, settings, out)
     assert result is not None
     return result
@@ -193,10 +168,15 @@ def race_folders(claim: Claim, out: Path) -> dict[str, Path]:
 
 
 def read_claim(claim: Claim, settings: ClaimsSettings, out: Path) -> ClaimResult | None:
-    """Return the result of a claim whose comparisons are done; None where they are not."""
+    """Return the result of a claim whose comparisons are done; None where they are not.
+
+    Its command, tasks and device are those of its own call.
+    """
     races = race_folders(claim, out)
     if not all(is_complete(race) for race in races.values()):
         return None
+    if not (out / claim.name / SETTINGS_FILE).is_file():
+        return None  # stopped after its comparisons: the same call continues
     for stage, race in races.items():
         done = RaceOptions.read(race / OPTIONS_FILE)
         budget = claim_budget(claim, settings, claim.stages[stage])
@@ -206,7 +186,8 @@ def read_claim(claim: Claim, settings: ClaimsSettings, out: Path) -> ClaimResult
     effects = claim_effects(claim, races)
     verdict = joint_verdict(effects)
     folders = [str(race.relative_to(out)) for race in races.values()]
-    return result_of(claim, settings, effects, verdict, verdict_words(verdict, effects), folders)
+    own, words = ClaimsSettings.read(out / claim.name), verdict_words(verdict, effects)
+    return result_of(claim, own, effects, verdict, words, folders)
 
 
 def claim_options(
@@ -336,6 +317,10 @@ def command_line(claim: Claim, settings: ClaimsSettings) -> str:
     words = ["kinfolk", "claims", claim.name, "--scale", settings.scale.size]
     words += [part for path in settings.corpus for part in ("--corpus", str(path))]
     words += [part for file in settings.tasks for part in ("--task", file)]
+    if settings.document != "block":
+        words += ["--document", settings.document]
+    if settings.device != "auto":
+        words += ["--device", settings.device]
     words += ["--seeds", str(settings.seeds), "-o", "claims"]
     return shlex.join(words)
 
@@ -346,34 +331,3 @@ def short_number(value: float) -> str:
         return f"{value:,.0f}"
     exponent = math.floor(math.log10(value))
     return f"{value / 10**exponent:.3g}e{exponent}"
-
-
-# Files
-
-
-def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimResult]) -> None:
-    """Write claims.json, claims.csv and claims.html."""
-    out.mkdir(parents=True, exist_ok=True)
-    values = {
-        "schema": SCHEMA,
-        "kinfolk": __version__,
-        "scale": asdict(settings.scale),
-        "corpus": [str(path) for path in settings.corpus],
-        "tasks": list(settings.tasks),
-        "seeds": settings.seeds,
-        "claims": [asdict(result) for result in results],
-    }
-    write_json(values, out / "claims.json")
-    with new_file(out / "claims.csv", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *csv_lines(results)])
-    write(claims_page.render(values), out / "claims.html")
-
-
-def csv_lines(results: Sequence[ClaimResult]) -> Iterator[tuple[Any, ...]]:
-    """Yield a line for each effect; a claim that was not run has one line without numbers."""
-    for result in results:
-        if not result.effects:
-            yield result.name, "", "", "", "", "", "", "", "", result.verdict
-        for e in result.effects:
-            numbers = (e.unit, e.value, e.low, e.high, e.seeds)
-            yield (result.name, e.stage, e.first, e.second, *numbers, e.verdict)
