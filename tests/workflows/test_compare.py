@@ -1,8 +1,10 @@
 """Comparisons from options to race.json, in one process, with runs that take a second."""
 
 import csv
+import io
 import json
 import random
+import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -248,6 +250,7 @@ def test_race_csv_says_which_scores_are_comparable(result: RaceResult) -> None:
     found = {
         (line["table"], line["entrant"]): (line["kind"], line["method"], line["units"])
         for line in lines
+        if line["kind"] not in ("probe", "sample", "reference")
     }
     ngram = "likelihood, left to right, of {}-gram counts"
     assert found == {
@@ -264,6 +267,29 @@ def test_race_csv_says_which_scores_are_comparable(result: RaceResult) -> None:
         ("films.tsv", BERT): ("fine-tuned", "", ""),
         **{("films.tsv", n): ("baseline", "", "") for n in ("majority", "TF-IDF", "bilstm/nano")},
     }
+
+
+def test_race_csv_has_probes_and_generated_text(result: RaceResult) -> None:
+    with (result.path / "race.csv").open(encoding="utf-8", newline="") as file:
+        lines = [*csv.DictReader(file)]
+    (probe,) = result.race["probes"]
+    expected = {
+        (row["entrant"], f"layer {layer}, {weights}"): score
+        for row in probe["rows"]
+        for weights in ["pretrained" if row["pretrained"] else "random weights"]
+        for layer, score in enumerate(row["layers"])
+    }
+    probes = [line for line in lines if line["kind"] == "probe"]
+    assert {(line["entrant"], line["method"]): float(line["value"]) for line in probes} == expected
+    assert len(expected) == 2 * 2 * 3  # networks, weights, layers with the embeddings
+    quality = {
+        (line["entrant"], line["metric"]): float(line["value"])
+        for line in lines
+        if line["table"] == "generated text"
+    }
+    for row in result.race["samples"]:
+        assert quality[(row["entrant"], "self_bleu")] == row["self_bleu"]
+    assert {name for name, _ in quality} == {row["entrant"] for row in result.race["samples"]}
 
 
 def test_entrants_without_samples_are_named_with_the_reason(result: RaceResult) -> None:
@@ -474,6 +500,35 @@ def test_a_file_without_labels_is_no_task(inputs: tuple[Path, Path], tmp_path: P
         compare(
             ["gpt2/nano"], inputs[0], tmp_path / "race", tasks=tmp_path / "numbers.jsonl", **SMALL
         )
+    assert not (tmp_path / "race").exists()
+
+
+def unknown_file(name: str) -> bytes:
+    """Return the contents of a file that is no labelled data."""
+    if name == "films.zip":
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("films.tsv", "text\tlabel\na film\tgood\n")
+        return packed.getvalue()
+    return bytes(range(256)) * 20 if name == "binary.tsv" else text(documents=20).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("binary.tsv", "is not UTF-8 at byte 128"),
+        ("films.zip", "is not UTF-8 at byte"),
+        ("prose.tsv", "has no labelled rows: training needs some"),
+        ("prose.txt", "was read as text without labels: give a table with a text and a label"),
+    ],
+)
+def test_a_file_of_an_unknown_format_is_refused(
+    name: str, message: str, inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    task = tmp_path / name
+    task.write_bytes(unknown_file(name))
+    with pytest.raises(UserError, match=message):
+        compare(["gpt2/nano"], inputs[0], tmp_path / "race", tasks=task, **SMALL)
     assert not (tmp_path / "race").exists()
 
 

@@ -158,6 +158,15 @@ def test_the_number_of_steps_is_that_of_the_race() -> None:
     assert finetune_steps(320, task, options(task_epochs=2.5, task_steps=7)) == 7
 
 
+def test_a_text_that_is_held_out_whole_says_so(tmp_path: Path) -> None:
+    lines = (f"{number} cats sat on one mat all day long." for number in range(1000))
+    held = next(line for line in lines if text_uniform(line) < 0.1)
+    (tmp_path / "a.txt").write_text(f"{held}\n", encoding="utf-8")
+    source = TextSource.open(options(corpus=(str(tmp_path / "a.txt"),)))
+    with pytest.raises(UserError, match="holds out the whole text, because its documents are few"):
+        source.tokenizer("bpe", 300)
+
+
 def test_names_of_folders_differ() -> None:
     names = ["bert/tiny", "bert tiny", "BERT-tiny", "<b>", "../..", "日本"]
     found = [*slugs(names)]

@@ -37,7 +37,7 @@ from kinfolk.cli.prepare import document_unit
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.race_plan import Job, Plan
+    from kinfolk.workflows.race_plan import Job, Plan, PlannedTask
 
 BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
 RUNTIME = "Runtime"
@@ -294,10 +294,7 @@ def show_plan(plan: "Plan") -> None:
         counts[job.kind] = counts.get(job.kind, 0) + 1
     jobs = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     facts = [("budget", f"{plan.budget['words']}; {plan.budget['how']}")]
-    facts += [
-        (task.name, f"{task.kind}, {task.train:,} train, {task.dev:,} dev and {task.test:,} test "
-         f"rows; labels: {', '.join(task.labels)}") for task in plan.tasks
-    ]  # fmt: skip
+    facts += [(task.name, task_words(task)) for task in plan.tasks]
     facts += [
         (task.name, f"{name} is left out: {reason}")
         for task in plan.tasks
@@ -305,6 +302,15 @@ def show_plan(plan: "Plan") -> None:
     ]
     total = sum(job.seconds for job in plan.jobs)
     print_facts([*facts, ("jobs", jobs), ("estimate", f"about {duration(total)}")])
+
+
+def task_words(task: "PlannedTask") -> str:
+    """Return how the file of a task was read, its rows, and the sizes of training sets."""
+    classes = f", {len(task.class_counts):,} classes" if task.class_counts else ""
+    return (
+        f"{task.kind} ({task.read_as}){classes}; {task.train:,} train, {task.dev:,} dev and "
+        f"{task.test:,} test rows; labels: {', '.join(task.labels)}"
+    )
 
 
 def show_race(race: Mapping[str, Any]) -> None:

@@ -194,7 +194,7 @@ def facts(race: Json) -> list[tuple[str, str]]:
         ("threads", None if threads is None else f"{threads:.0f}"),
         ("made with", f"kinfolk {race['kinfolk']}" if race.get("kinfolk") else None),
         ("made on", str(race.get("created") or "").replace("T", " ").removesuffix("Z")),
-        ("total time", total_time(race)),
+        ("pretraining, one seed", total_time(race)),
     ]
     return [(name, str(value)) for name, value in found if value]
 
@@ -211,4 +211,4 @@ def total_time(race: Json) -> str:
     """Write how long all entrants of one seed trained."""
     costs = [finite((one.get("cost") or {}).get("seconds")) for one in race.get("entrants") or ()]
     known = [seconds for seconds in costs if seconds]
-    return f"{duration(sum(known))} of pretraining a seed" if len(known) > 1 else ""
+    return duration(sum(known)) if len(known) > 1 else ""

@@ -11,13 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import DocumentUnit, ReadOptions, read_documents
 from kinfolk.data.files import file_sizes
-from kinfolk.data.prepare import estimate_text_bytes, prepare
+from kinfolk.data.prepare import estimate_text_bytes, format_bytes, prepare
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.reports.page import plural
@@ -91,7 +92,14 @@ class TextSource:
             vocab_size = default_vocab_size(self.bytes)
         documents = read_documents(list(self.paths), ReadOptions(self.document))
         texts = (d.text for d in documents if text_uniform(d.text) >= self.holdout)
-        return train_tokenizer(texts, kind=kind, vocab_size=vocab_size, fewer=True)
+        first = next(texts, None)
+        if first is None:
+            raise UserError(
+                f"--holdout {self.holdout:g} holds out the whole text, because its documents are "
+                "few: use more text (documents of plain text are blocks between blank lines, or "
+                "with --document file whole files)"
+            )
+        return train_tokenizer(chain([first], texts), kind=kind, vocab_size=vocab_size, fewer=True)
 
     def prepare(self, tokenizer: Tokenizer, out: Path, on_message: OnMessage) -> Corpus:
         """Tokenize the text, a part of it held out."""
@@ -101,7 +109,7 @@ class TextSource:
             list(self.paths), tokenizer, out, holdout=self.holdout, document=self.document
         )
         on_message(
-            f"corpus: {corpus.bytes / 1e6:.1f} MB, {plural(corpus.documents, 'document')}, "
+            f"corpus: {format_bytes(corpus.bytes)}, {plural(corpus.documents, 'document')}, "
             f"{corpus.tokens:,} tokens, vocabulary size {corpus.vocab_size:,}"
         )
         return corpus
@@ -196,6 +204,7 @@ class TaskRows:
     dev: list[Any]
     test: list[Any]
     notes: tuple[str, ...] = ()
+    read_as: str = ""  # the format of the training file, in words
 
     @property
     def class_counts(self) -> dict[str, int]:
@@ -254,7 +263,8 @@ def read_task(text: str, options: RaceOptions) -> TaskRows:
             f"{name}: {known:,} of {len(splits['test']):,} test rows have the text of a training "
             "row, so that scores are too high"
         )
-    return TaskRows(name, task, **splits, notes=tuple(notes))
+    read_as = dataset.file_spec.description
+    return TaskRows(name, task, **splits, notes=tuple(notes), read_as=read_as)
 
 
 def task_files(text: str) -> dict[str, Path]:

@@ -228,6 +228,7 @@ class PlannedTask:
     notes: tuple[str, ...] = ()
     # Shares of the test rows that are longer than what an entrant reads, by entrant.
     truncated: Mapping[str, float] = field(default_factory=dict)
+    read_as: str = ""  # the format of the training file, in words
 
     @property
     def value(self) -> Any:

@@ -15,7 +15,7 @@ from kinfolk.metrics.verdicts import join_words
 from kinfolk.reports.page import write
 from kinfolk.reports.race_page import render
 from kinfolk.workflows.race_jobs import read_result
-from kinfolk.workflows.race_plan import Plan, PlannedEntrant, RaceOptions, write_json
+from kinfolk.workflows.race_plan import ALL_LABELS, Plan, PlannedEntrant, RaceOptions, write_json
 from kinfolk.workflows.race_samples import no_samples_reason
 from kinfolk.workflows.race_scores import BASELINE
 from kinfolk.workflows.race_tables import (
@@ -34,6 +34,10 @@ PYTHON_OPTIONS = ("probe_seeds", "baselines")
 COLUMNS = (
     *("table", "entrant", "labels", "seed", "metric", "value", "low", "high"),
     *("kind", "method", "units"),
+)
+SAMPLE_METRICS = (
+    *("distinct_1", "distinct_2", "distinct_3", "repetition", "loops", "self_bleu"),
+    *("ngram_perplexity", "ngram_bits_per_byte", "longest_copy"),
 )
 # Fields of an objective that say nothing about what is predicted, or are the same for all.
 SHARED_FIELDS = ("type", "special_tokens", "vocab_size", "max_length")
@@ -293,7 +297,11 @@ def failure_notes(plan: Plan, failures: Mapping[str, str]) -> list[str]:
 
 
 def csv_lines(values: Json) -> Iterator[tuple[Any, ...]]:
-    """Yield a line for each score: of every seed, and their mean with its interval."""
+    """Yield a line for each score: of every seed, and their mean with its interval.
+
+    Probes and generated texts are those of the first seed. Costs are not here: they differ when a
+    comparison is repeated.
+    """
     tables = [("held-out text", "bits_per_byte", values["likelihood"]["rows"])]
     tables += [(task["name"], task["metric"], task["rows"]) for task in values["tasks"]]
     for table, metric, rows in tables:
@@ -304,6 +312,27 @@ def csv_lines(values: Json) -> Iterator[tuple[Any, ...]]:
             for seed, value in zip(row["seed_numbers"], row["seeds"], strict=True):
                 yield (*start, seed, metric, value, "", "", *end)
             yield (*start, "mean", metric, row["mean"], row["low"], row["high"], *end)
+    for probe in values["probes"]:
+        for row in probe["rows"]:
+            weights = "pretrained" if row["pretrained"] else "random weights"
+            start = (f"probes of {probe['task']}", row["entrant"], ALL_LABELS)
+            for layer, value in enumerate(row["layers"]):
+                yield (
+                    *start,
+                    0,
+                    probe["metric"],
+                    value,
+                    "",
+                    "",
+                    "probe",
+                    f"layer {layer}, {weights}",
+                    "",
+                )
+    for row in values["samples"]:
+        start = ("generated text", row["entrant"], "")
+        kind = "reference" if row["reference"] else "sample"
+        for metric in SAMPLE_METRICS:
+            yield (*start, 0, metric, row[metric], "", "", kind, "", "")
 
 
 class PartialRace:

@@ -110,6 +110,7 @@ def plan_task(
         baselines=baseline_names(task.task, task.train) if options.baselines else (),
         notes=(*task.notes, *filter(None, [task.labels_note(options.labels)])),
         truncated=truncated,
+        read_as=task.read_as,
     )
 
 
