@@ -308,7 +308,7 @@ def task_words(task: "PlannedTask") -> str:
     """Return how the file of a task was read, its rows, and the sizes of training sets."""
     classes = f", {len(task.class_counts):,} classes" if task.class_counts else ""
     return (
-        f"{task.kind} ({task.read_as}){classes}; {task.train:,} train, {task.dev:,} dev and "
+        f"{task.read_as}{classes}; {task.train:,} train, {task.dev:,} dev and "
         f"{task.test:,} test rows; labels: {', '.join(task.labels)}"
     )
 
