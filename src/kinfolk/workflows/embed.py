@@ -34,7 +34,7 @@ from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
-from kinfolk.workflows.load import load
+from kinfolk.workflows.load import load, restored
 from kinfolk.workflows.vector_transforms import ModelReference, TransformSpec, VectorTransforms
 
 Vectors = NDArray[np.float32]  # (texts, size)
@@ -366,7 +366,7 @@ def embed(
     The model is a run, a model folder, or what `load` returns. Transforms are fitted on the texts
     `fit`, by default the texts themselves; `transform` applies a saved one, whose pooling and
     layers are then the default. `strict` refuses texts longer than the context, which are cut off
-    otherwise.
+    otherwise. A model that is passed keeps its device and the mode of each module.
     """
     if isinstance(texts, str):
         raise UserError("texts must be a list of texts: pass [text]")
@@ -374,13 +374,20 @@ def embed(
     saved = VectorTransforms.load(transform) if isinstance(transform, Path | str) else transform
     if saved is not None and spec.names:
         raise UserError("transform applies a saved transform: leave out the others")
-    embedder = Embedder.open(
-        model, pooling=pooling, layers=layers, length=length, device=device, transform=saved
-    )
-    vectors = embedder.embed(texts, strict=strict).vectors
+    network, tokenizer = model if isinstance(model, tuple) else load(model)
+    with restored(network):
+        embedder = Embedder.open(
+            (network, tokenizer),
+            pooling=pooling,
+            layers=layers,
+            length=length,
+            device=device,
+            transform=saved,
+        )
+        vectors = embedder.embed(texts, strict=strict).vectors
+        fitted = vectors if fit is None else embedder.embed(fit, strict=strict).vectors
     if saved is not None:
         return saved(vectors)
     if not spec.names:
         return vectors
-    fitted = vectors if fit is None else embedder.embed(fit, strict=strict).vectors
     return VectorTransforms.fit(spec, fitted, embedder.pooling, embedder.layers)(vectors)
