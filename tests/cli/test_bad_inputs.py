@@ -415,7 +415,7 @@ MISTAKES = [
     ("neurons {bert} [MASK]", "the answer is missing: add --answer TEXT"),
     ("neurons {bert} [MASK] --answer a --facts {labels}", "remove PROMPT, --prompt and --answer"),
     ("neurons {bert} the --answer a", "the prompt 'the' has no [MASK]: put it where the answer"),
-    ("neurons {bert} [MASK],[MASK] --answer a", "the prompt '[MASK],[MASK]' has 2 blanks"),
+    ("neurons {bert} [MASK],[MASK] --answer a", "'[MASK],[MASK]' has [MASK] in 2 places"),
     ("neurons {bert} [MASK] --answer xylophone", "tokens, and '[MASK]' has [MASK] 1 times: write"),
     ("neurons {gpt2} [MASK] --answer a --facts {tmp}/none", "remove PROMPT, --prompt and --answer"),
     ("neurons {gpt2} --facts {tmp}/none", "no such file: {tmp}/none"),
