@@ -37,6 +37,15 @@ def test_both_formats_have_the_same_vectors(
     assert kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "v.npz", "--force").code == 0
 
 
+def test_a_folder_that_is_missing_is_made(
+    kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    for name in ("v.npz", "v.parquet"):
+        out = tmp_path / "new" / Path(name).suffix[1:] / name
+        assert kinfolk("embed", runs["bert"], texts, "-o", out).code == 0
+        assert out.is_file() and [*out.parent.iterdir()] == [out]
+
+
 def test_a_saved_transform_is_applied_again(
     kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:

@@ -23,7 +23,6 @@ from kinfolk.batch import Inputs
 from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import sequential
 from kinfolk.tasks.classification import Regression
@@ -292,25 +291,6 @@ class Embedder:
             empty = states.new_empty(texts, states.shape[1])
             return empty.scatter_reduce(0, index, states, "amax", include_self=False)
         return segment_mean(states, owners, texts)
-
-
-def write_vectors(path: Path, texts: Sequence[str], vectors: Vectors) -> None:
-    """Write an .npz file with the array `vectors`, or a .parquet file with `text` and `vector`."""
-    if path.suffix == ".npz":
-        with new_file(path, "wb") as file:
-            np.savez(file, vectors=vectors)
-        return
-    try:
-        import pyarrow
-        from pyarrow.parquet import write_table
-    except ImportError as error:
-        raise UserError(
-            f"{path} needs the pyarrow package: pip install 'kinfolk[parquet]', or use .npz"
-        ) from error
-    flat = pyarrow.array(vectors.reshape(-1), pyarrow.float32())
-    columns = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    with new_file(path, "wb") as file:
-        write_table(pyarrow.table({"text": list(texts), "vector": columns}), file)
 
 
 def parse_layers(layers: str | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
