@@ -908,6 +908,9 @@ def finish(options: argparse.Namespace) -> None:
             if key in found:
                 value, low, high = found[key]
                 cells.append(f"{key} {value:.3f} [{low:.3f}, {high:.3f}]")
+        plain = next((result for result in results if result["arm"] == "no prefix"), found)
+        variety = ("distinct-1", "distinct-2", "distinct-3")
+        cells += [f"{key} {found[key]:.3f} (no prefix {plain[key]:.3f})" for key in variety]
         print(", ".join(cells), flush=True)
     show(results)
 

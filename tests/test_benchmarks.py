@@ -585,6 +585,7 @@ def test_prefixes_ends_with_a_line_for_each_arm(
     (tmp_path / "train.tsv.xz").write_bytes(lzma.compress(reviews))
     (tmp_path / "wiki.txt").write_text(text(), encoding="utf-8")
     sizes = "--model gpt2/nano --vocab 400 --steps 20 --prefix-steps 5 --texts 1 --new-tokens 6"
+    sizes += " --max-ratio 9"  # so that one of the arms is chosen
     folders = f"--sst2 {tmp_path} --imdb {tmp_path} --wiki {tmp_path}/wiki.txt --out {tmp_path}/out"
     module = runpy.run_path(str(FILE.with_name("prefixes.py")))
     module["main"]([*sizes.split(), *folders.split()])
@@ -593,8 +594,22 @@ def test_prefixes_ends_with_a_line_for_each_arm(
     assert found.keys() == {"real sentences", *module["ARMS"]}
     for row in found.values():
         assert 0 <= row["tfidf"][1] <= row["tfidf"][0] <= row["tfidf"][2] <= 1
-        assert row["perplexity"][0] > 1 and 0 < row["distinct-1"] <= 1
-    assert lines[-1].startswith("latent")
+        assert row["perplexity"][0] > 1
+        # Longer n-grams are rarer; of short texts all of them may be distinct.
+        assert 0 < row["distinct-1"] <= row["distinct-2"] <= row["distinct-3"] <= 1
+    heads = next(line for line in lines if "perplexity" in line and "TF-IDF" in line)
+    assert heads.split()[-3:] == ["d-1", "d-2", "d-3"]
+    arms = lines[lines.index(heads) + 1 :]
+    assert len(arms) == len(found) and lines[-1].startswith("latent")
+    for line, row in zip(arms, found.values(), strict=True):
+        variety = [f"{row[f'distinct-{n}']:.2f}" for n in (1, 2, 3)]
+        assert line.startswith(row["arm"]) and line.split()[-3:] == variety
+    chosen = next((line for line in lines if line.startswith("chosen by A")), None)
+    assert chosen is not None and "perplexity ratio" in chosen
+    plain, best = found["no prefix"], found[chosen.split(": ")[1].partition("; ")[0]]
+    for n in (1, 2, 3):
+        values = (row[f"distinct-{n}"] for row in (best, plain))
+        assert "distinct-{} {:.3f} (no prefix {:.3f})".format(n, *values) in chosen
 
 
 # Benchmarks that run without arguments and are not in `make bench`.

@@ -45,7 +45,8 @@ Use
     run_claims        well-known claims about families, each as a small comparison
 
 Types: Callback, Corpus, FineTuneConfig, GenerationConfig, Prediction, Recipe, TaskDataset,
-Tokenizer, TrainConfig, UserError. `help(kinfolk.pretrain)` describes one function.
+Tokenizer, TrainConfig, UserError, VectorTransforms. `help(kinfolk.pretrain)` describes one
+function.
 """
 
 from importlib import import_module
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.probe_curves import probe
     from kinfolk.workflows.recipe import Recipe, recipe
     from kinfolk.workflows.stages import finetune_in_stages, resume_stages
+    from kinfolk.workflows.vector_transforms import VectorTransforms
     from kinfolk.workflows.verify_resume import verify_resume
 
 __all__ = [
@@ -97,6 +99,7 @@ __all__ = [
     "Tokenizer",
     "TrainConfig",
     "UserError",
+    "VectorTransforms",
     "compare",
     "embed",
     "evaluate",
@@ -163,6 +166,7 @@ _MODULES = {
     "workflows.probe_curves": ["probe"],
     "workflows.recipe": ["Recipe", "recipe"],
     "workflows.stages": ["finetune_in_stages", "resume_stages"],
+    "workflows.vector_transforms": ["VectorTransforms"],
     "workflows.verify_resume": ["verify_resume"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

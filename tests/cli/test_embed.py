@@ -5,8 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from pyarrow.parquet import read_table
+from safetensors.torch import load_file
 
+from kinfolk import UserError, VectorTransforms, embed
 from support.runs import Home, Kinfolk, one_sentence
 
 
@@ -37,6 +40,15 @@ def test_both_formats_have_the_same_vectors(
     assert kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "v.npz", "--force").code == 0
 
 
+def test_a_folder_that_is_missing_is_made(
+    kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    for name in ("v.npz", "v.parquet"):
+        out = tmp_path / "new" / Path(name).suffix[1:] / name
+        assert kinfolk("embed", runs["bert"], texts, "-o", out).code == 0
+        assert out.is_file() and [*out.parent.iterdir()] == [out]
+
+
 def test_a_saved_transform_is_applied_again(
     kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
@@ -54,6 +66,43 @@ def test_a_saved_transform_is_applied_again(
     refused = kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "c.npz", "--whiten")
     sentence = one_sentence(refused)
     assert f"{saved} already exists: replace it with --force, apply it with" in sentence
+
+
+def test_transforms_of_python_and_of_the_command_give_the_same_vectors(
+    kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    by_command, by_python = tmp_path / "by-command", tmp_path / "by-python"
+    out, again, few = (tmp_path / name for name in ("v.npz", "again.npz", "few.txt"))
+    lines = texts.read_text(encoding="utf-8").splitlines()
+    few.write_text("\n".join(lines[:5]) + "\n", encoding="utf-8")
+    words = ("--whiten", "--pooling", "max", "--device", "cpu", "--save-transform", by_command)
+    assert kinfolk("embed", runs["bert"], texts, "-o", out, *words).code == 0
+    options = {"whiten": True, "pooling": "max", "device": "cpu", "save_transform": by_python}
+    found = embed(runs["bert"], lines, **options)
+    assert np.array_equal(found, np.load(out)["vectors"])
+    assert_saved_alike(by_command, by_python)
+    apply = ("--device", "cpu", "--transform", by_python)
+    assert kinfolk("embed", runs["bert"], few, "-o", again, *apply).code == 0
+    applied = embed(runs["bert"], lines[:5], transform=by_command, device="cpu")
+    assert np.array_equal(applied, np.load(again)["vectors"])
+    loaded = VectorTransforms.load(by_python)
+    plain = embed(runs["bert"], lines[:5], pooling="max", device="cpu")
+    assert np.array_equal(applied, loaded(plain))
+    with pytest.raises(UserError, match="by-python already exists: choose another save_transform"):
+        embed(runs["bert"], lines, **options)
+    embed(runs["bert"], lines, force=True, **options)
+    assert_saved_alike(by_command, by_python)
+
+
+def assert_saved_alike(first: Path, second: Path) -> None:
+    """Compare the settings and the tensors of two saved transforms, the model's among them."""
+    settings = [
+        json.loads((path / "transform.json").read_text("utf-8")) for path in (first, second)
+    ]
+    assert settings[0] == settings[1]
+    a, b = (load_file(path / "transform.safetensors") for path in (first, second))
+    assert a.keys() == b.keys() >= {"model.reference"}
+    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_force_replaces_a_saved_transform_and_nothing_else(

@@ -136,8 +136,12 @@ def test_transforms_of_python_calls(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert np.allclose(few, again, atol=1e-3)
     with pytest.raises(UserError, match="--pooling max --layers 2"):
         kinfolk.embed(model, TEXTS, transform=tmp_path / "whiten", pooling="mean")
-    with pytest.raises(UserError, match="leave out the others"):
-        kinfolk.embed(model, TEXTS, transform=tmp_path / "whiten", flow=True)
+    for more in ({"flow": True}, {"fit": many}, {"save_transform": tmp_path / "more"}):
+        with pytest.raises(UserError, match="leave out the others, fit and save_transform"):
+            kinfolk.embed(model, TEXTS, transform=tmp_path / "whiten", **more)
+    for more in ({"fit": many}, {"save_transform": tmp_path / "more"}):
+        with pytest.raises(UserError, match="fit and save_transform need a transform: add stand"):
+            kinfolk.embed(model, TEXTS, **more)
 
 
 def test_a_transform_of_layers_that_the_model_lacks_names_no_option(tokenizer: Tokenizer) -> None:

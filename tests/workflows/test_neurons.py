@@ -289,8 +289,8 @@ def test_a_family_without_feed_forward_layers_is_refused(name: str, tokenizer: T
 @pytest.mark.parametrize(
     ("fact", "expected"),
     [
-        (("no blank", "Paris"), "has no \\[MASK\\]: put it where the answer is missing"),
-        (("[MASK] and then [MASK].", "Paris"), "has 2 blanks: leave one"),
+        (("no blank", "Paris"), "has no \\[MASK\\]: it must occur exactly once, where"),
+        (("[MASK] and then [MASK].", "Paris"), "in 2 places: \\[MASK\\] must occur exactly once"),
         (("It is [MASK].", "New York"), "'New York' is 2 tokens, and .* has \\[MASK\\] 1 times"),
         (("The " * 600 + "[MASK].", "Paris"), "and the model's context is"),
         (("It is [MASK].", " "), "the answer of 'It is \\[MASK\\].' is empty"),
@@ -301,6 +301,23 @@ def test_a_family_without_feed_forward_layers_is_refused(name: str, tokenizer: T
 def test_a_bad_fact_is_one_sentence(fact: Any, expected: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match=expected):
         kinfolk.neurons(network("bert", tokenizer), tokenizer, [fact])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        (f"{'The ' * 600}no blank", "Paris"),
+        (f"{'The ' * 600}[MASK] and [MASK].", "Paris"),
+        (f"{'The ' * 600}[MASK].", "New York"),
+        (f"{'The ' * 600}[MASK].", " "),
+    ],
+)
+def test_a_long_prompt_is_shortened_in_the_sentence(
+    prompt: str, answer: str, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(UserError) as error:
+        kinfolk.neurons(network("bert", tokenizer), tokenizer, [(prompt, answer)])
+    assert "The The ...'" in str(error.value) and len(str(error.value)) < 400
 
 
 def test_an_answer_inside_a_token_is_refused(tokenizer: Tokenizer) -> None:

@@ -1,6 +1,6 @@
 """The command `embed`: one vector for each text of a file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,11 +25,11 @@ from kinfolk.cli.app import (
 from kinfolk.cli.output import note, print_facts, print_json, row_progress, saved_on_interrupt
 from kinfolk.cli.translate import read_lines
 from kinfolk.errors import UserError
+from kinfolk.files import new_file
 from kinfolk.workflows.folders import (
     check_model_folder,
     check_new_file,
     check_new_folder,
-    check_parent_folder,
 )
 
 if TYPE_CHECKING:
@@ -106,9 +106,8 @@ def embed(
         raise UserError(f"-o {out} must end in .npz or .parquet")
     check_model_folder(model)
     check_new_file(out, (texts, model, fit, transform), force=force)
-    check_parent_folder(out)
     read = read_texts(texts, field, column)
-    from kinfolk.workflows.embed import Embedder, write_vectors
+    from kinfolk.workflows.embed import Embedder
     from kinfolk.workflows.vector_transforms import (
         TransformSpec,
         VectorTransforms,
@@ -180,6 +179,29 @@ def vectors_of(embedder: "Embedder", texts: list[str], *, strict: bool = False) 
     for sentence in found.notes(embedder.max_length):
         note(sentence)
     return found.vectors
+
+
+def write_vectors(path: Path, texts: Sequence[str], vectors: "Vectors") -> None:
+    """Write an .npz file with the array `vectors`, or a .parquet file with `text` and `vector`."""
+    if path.suffix == ".npz":
+        import numpy as np
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path, "wb") as file:
+            np.savez(file, vectors=vectors)
+        return
+    try:
+        import pyarrow
+        from pyarrow.parquet import write_table
+    except ImportError as error:
+        raise UserError(
+            f"{path} needs the pyarrow package: pip install 'kinfolk[parquet]', or use .npz"
+        ) from error
+    flat = pyarrow.array(vectors.reshape(-1), pyarrow.float32())
+    columns = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path, "wb") as file:
+        write_table(pyarrow.table({"text": list(texts), "vector": columns}), file)
 
 
 def read_texts(path: Path, field: str | None = None, column: str | None = None) -> list[str]:

@@ -23,7 +23,6 @@ from kinfolk.batch import Inputs
 from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import sequential
 from kinfolk.tasks.classification import Regression
@@ -34,8 +33,14 @@ from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
-from kinfolk.workflows.load import load
-from kinfolk.workflows.vector_transforms import ModelReference, TransformSpec, VectorTransforms
+from kinfolk.workflows.folders import check_new_folder
+from kinfolk.workflows.load import load, restored
+from kinfolk.workflows.vector_transforms import (
+    ModelReference,
+    TransformSpec,
+    VectorTransforms,
+    is_saved_transform,
+)
 
 Vectors = NDArray[np.float32]  # (texts, size)
 VectorPooling = Literal["mean", "cls", "last", "max"]
@@ -294,25 +299,6 @@ class Embedder:
         return segment_mean(states, owners, texts)
 
 
-def write_vectors(path: Path, texts: Sequence[str], vectors: Vectors) -> None:
-    """Write an .npz file with the array `vectors`, or a .parquet file with `text` and `vector`."""
-    if path.suffix == ".npz":
-        with new_file(path, "wb") as file:
-            np.savez(file, vectors=vectors)
-        return
-    try:
-        import pyarrow
-        from pyarrow.parquet import write_table
-    except ImportError as error:
-        raise UserError(
-            f"{path} needs the pyarrow package: pip install 'kinfolk[parquet]', or use .npz"
-        ) from error
-    flat = pyarrow.array(vectors.reshape(-1), pyarrow.float32())
-    columns = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    with new_file(path, "wb") as file:
-        write_table(pyarrow.table({"text": list(texts), "vector": columns}), file)
-
-
 def parse_layers(layers: str | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     """Return layer numbers from 0, of "last", "all", "1,-1" or numbers.
 
@@ -356,6 +342,8 @@ def embed(
     flow: bool = False,
     fit: Sequence[str] | None = None,
     transform: VectorTransforms | Path | str | None = None,
+    save_transform: Path | str | None = None,
+    force: bool = False,
     strict: bool = False,
     device: str = "auto",
 ) -> Vectors:
@@ -364,23 +352,46 @@ def embed(
     `embed("runs/bert", ["a text", "another"], whiten=True, fit=many_texts)`
 
     The model is a run, a model folder, or what `load` returns. Transforms are fitted on the texts
-    `fit`, by default the texts themselves; `transform` applies a saved one, whose pooling and
-    layers are then the default. `strict` refuses texts longer than the context, which are cut off
-    otherwise.
+    `fit`, by default the texts themselves, and written to the folder `save_transform`, where
+    `force` replaces another; `transform` applies a saved one, whose pooling and layers are then
+    the default. `strict` refuses texts longer than the context, which are cut off otherwise.
+    A model that is passed keeps its device and the mode of each module.
     """
     if isinstance(texts, str):
         raise UserError("texts must be a list of texts: pass [text]")
     spec = TransformSpec(standardize, remove_components, whiten, flow)
-    saved = VectorTransforms.load(transform) if isinstance(transform, Path | str) else transform
-    if saved is not None and spec.names:
-        raise UserError("transform applies a saved transform: leave out the others")
-    embedder = Embedder.open(
-        model, pooling=pooling, layers=layers, length=length, device=device, transform=saved
-    )
-    vectors = embedder.embed(texts, strict=strict).vectors
-    if saved is not None:
-        return saved(vectors)
-    if not spec.names:
+    used = VectorTransforms.load(transform) if isinstance(transform, Path | str) else transform
+    if used is not None and (spec.names or fit is not None or save_transform is not None):
+        raise UserError(
+            "transform applies a saved transform: leave out the others, fit and save_transform"
+        )
+    if not spec.names and (fit is not None or save_transform is not None):
+        raise UserError(
+            "fit and save_transform need a transform: add standardize, remove_components, whiten "
+            "or flow"
+        )
+    folder = None if save_transform is None else Path(save_transform)
+    if folder is not None and not (force and is_saved_transform(folder)):
+        check_new_folder(folder, "choose another save_transform, or replace one with force=True")
+    network, tokenizer = model if isinstance(model, tuple) else load(model)
+    with restored(network):
+        embedder = Embedder.open(
+            (network, tokenizer),
+            pooling=pooling,
+            layers=layers,
+            length=length,
+            device=device,
+            transform=used,
+        )
+        vectors = embedder.embed(texts, strict=strict).vectors
+        if spec.names:
+            given = vectors if fit is None else embedder.embed(fit, strict=strict).vectors
+            used = VectorTransforms.fit(
+                spec, given, embedder.pooling, embedder.layers, model=embedder.reference
+            )
+    if used is None:
         return vectors
-    fitted = vectors if fit is None else embedder.embed(fit, strict=strict).vectors
-    return VectorTransforms.fit(spec, fitted, embedder.pooling, embedder.layers)(vectors)
+    found = used(vectors)
+    if folder is not None:
+        used.save(folder, replace=force)
+    return found

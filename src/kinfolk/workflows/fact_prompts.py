@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Inputs
+from kinfolk.config import shorten
 from kinfolk.data.examples import collate
 from kinfolk.errors import UserError
 from kinfolk.generation.fill import MASK, mask_token, query_inputs
@@ -44,7 +45,8 @@ class Fact:
         if not self.prompts:
             raise UserError(f"the fact with the answer {self.answer!r} has no prompt: add one")
         if not self.answer.strip():
-            raise UserError(f"the answer of {self.prompts[0]!r} is empty: give the missing words")
+            prompt = shorten(self.prompts[0])
+            raise UserError(f"the answer of {prompt!r} is empty: give the missing words")
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +142,15 @@ def fact_inputs(model: LanguageModel, tokenizer: Tokenizer, prompt: str, answer:
         prompt = prompt.replace(mask_token(tokenizer), MASK)
     blanks = list(BLANK.finditer(prompt))
     if len(blanks) > 1:
-        raise UserError(f"the prompt {prompt!r} has {len(blanks)} blanks: leave one {MASK}")
+        raise UserError(
+            f"the prompt {shorten(prompt)!r} has {MASK} in {len(blanks)} places: {MASK} must occur "
+            "exactly once (several side by side count as one)"
+        )
     layout = LAYOUTS.get(model.decoding)
     if not blanks and layout is None:
         raise UserError(
-            f"the prompt {prompt!r} has no {MASK}: put it where the answer is missing, for "
-            f"{model.family_name} models predict masked tokens"
+            f"the prompt {shorten(prompt)!r} has no {MASK}: it must occur exactly once, where the "
+            f"answer is missing, for {model.family_name} models predict masked tokens"
         )
     if blanks:
         before, after = prompt[: blanks[0].start()], prompt[blanks[0].end() :]
@@ -201,8 +206,8 @@ def _masked_inputs(
     special = tokenizer.special_tokens
     if len(hidden) != masks:
         raise UserError(
-            f"the answer {answer!r} is {len(hidden)} tokens, and {prompt!r} has {MASK} {masks} "
-            f"times: write {MASK} once for each token, side by side"
+            f"the answer {shorten(answer)!r} is {len(hidden)} tokens, and {shorten(prompt)!r} has "
+            f"{MASK} {masks} times: write {MASK} once for each token, side by side"
         )
     row = [*before, *[special.require("mask")] * masks, *after]
     opening = [] if model.decoding == "two-stream" or special.cls is None else [special.cls]

@@ -32,6 +32,7 @@ from kinfolk.tasks.formats.detect import first_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.embed import Embedder, Vectors, truncation_note
+from kinfolk.workflows.load import load, restored
 from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
 
 MAX_TOKENS, MAX_TEXTS = 5000, 20_000  # that are measured
@@ -120,6 +121,7 @@ def isotropy(
 
     With pairs of texts and their scores, the Spearman correlation of cosine and score is measured
     for every layer, and for the mean of `layers` after each transform, fitted on the texts.
+    A model that is passed keeps its device and the mode of each module.
     """
     if len(texts) < 2:
         raise UserError(f"isotropy needs at least 2 texts (got {len(texts)}): pass more text")
@@ -127,28 +129,31 @@ def isotropy(
     scored = [ScoredPair(first, second, float(score)) for first, second, score in pairs]
     if scored and len({pair.score for pair in scored}) < 2:
         raise UserError("all pairs have the same score: a correlation needs different ones")
-    embedder = Embedder.open(
-        model, pooling=pooling, layers=layers, length=length, tokenizer=tokenizer, device=device
-    )
-    if remove_components >= embedder.size:
-        raise UserError(
-            f"--remove-components {remove_components} must be below {embedder.size}, the size of "
-            "the vectors"
-        )
-    watch("texts")
-    own = embedder.layer_vectors(texts, max_tokens=MAX_TOKENS, seed=seed)
-    notes = []
-    if own.truncated:
-        notes.append(truncation_note(own.truncated, len(texts), embedder.max_length))
     both = [pair.first for pair in scored] + [pair.second for pair in scored]
     pair_layers: list[Vectors] = []
-    if scored:
-        watch("pairs")
-        found = embedder.layer_vectors(both)
-        pair_layers = found.texts
-        if found.truncated:
-            cut = truncation_note(found.truncated, len(both), embedder.max_length)
-            notes.append(f"pairs: {cut}")
+    notes = []
+    network, loaded = model if isinstance(model, tuple) else load(model, tokenizer)
+    with restored(network):
+        embedder = Embedder.open(
+            (network, loaded), pooling=pooling, layers=layers, length=length, device=device
+        )
+        if remove_components >= embedder.size:
+            raise UserError(
+                f"--remove-components {remove_components} must be below {embedder.size}, the size "
+                "of the vectors"
+            )
+        watch("texts")
+        own = embedder.layer_vectors(texts, max_tokens=MAX_TOKENS, seed=seed)
+        if own.truncated:
+            notes.append(truncation_note(own.truncated, len(texts), embedder.max_length))
+        if scored:
+            watch("pairs")
+            found = embedder.layer_vectors(both)
+            pair_layers = found.texts
+            if found.truncated:
+                cut = truncation_note(found.truncated, len(both), embedder.max_length)
+                notes.append(f"pairs: {cut}")
+        tied, matrices = embedding_isotropy(embedder.network, seed)
     watch("layers")
     measured = [
         measure_layer(
@@ -156,7 +161,6 @@ def isotropy(
         )
         for n, (tokens, whole) in enumerate(zip(own.tokens, own.texts, strict=True))
     ]
-    tied, matrices = embedding_isotropy(embedder.network, seed)
     transformed: list[TransformedSimilarity] = []
     if scored:
         chosen = [
@@ -170,7 +174,7 @@ def isotropy(
         )
         notes += left_out
     return IsotropyResult(
-        model=str(model) if isinstance(model, Path | str) else model[0].family_name,
+        model=str(model) if isinstance(model, Path | str) else network.family_name,
         pooling=embedder.pooling,
         layers_used=embedder.layers,
         texts=len(texts),

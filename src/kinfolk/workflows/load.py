@@ -1,6 +1,7 @@
 """Load models and tokenizers from runs, checkpoints and model folders."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.families.ngram import NGram
 from kinfolk.files import new_folder
-from kinfolk.generation.prompts import check_prompts
+from kinfolk.generation.prompts import check_prompts, device_of, eval_mode
 from kinfolk.hub.arpa import write_arpa
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
@@ -39,6 +40,17 @@ def load(
     model, found = hub.load(folder, tokenizer)
     model.untrained_modules = untrained_modules_of(folder)
     return model, found
+
+
+@contextmanager
+def restored(model: LanguageModel) -> Iterator[None]:
+    """Evaluate a model; put each module back into its mode, and the model onto its device."""
+    device = device_of(model)
+    with eval_mode(model):
+        try:
+            yield
+        finally:
+            model.to(device)
 
 
 def untrained_modules_of(folder: Path) -> tuple[str, ...]:

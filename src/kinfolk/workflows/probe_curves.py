@@ -30,7 +30,7 @@ from kinfolk.tasks.dataset import sample_rows, task_dataset
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
-from kinfolk.workflows.load import load
+from kinfolk.workflows.load import load, restored
 from kinfolk.workflows.probe_dataset import (
     FittedProbe,
     ProbeDataset,
@@ -142,14 +142,14 @@ def probe(
     Rows are files or lists of dictionaries: texts or pairs with a class or a number, tagged
     sentences, or spans (`task="spans"` reads the relation of each word and its head from CoNLL-U).
     Dev rows choose penalties and when to stop; without a test file, one half of the dev rows does
-    and the other half is scored.
+    and the other half is scored. A model that is passed keeps its device and the mode of each
+    module.
     """
     if seeds < 1:
         raise UserError(f"--seeds must be at least 1 (got {seeds})")
     rows = read_probe_rows(train, dev, test, task=task, columns=columns)
     network, loaded = model if isinstance(model, tuple) else load(model, tokenizer)
-    network = network.pretrained.to(select_device(device)).eval()
-    check_probes(network, rows.task)
+    check_probes(network.pretrained, rows.task)
     first, second, third = rows.splits
     splits = (
         limit_words(sample_rows(first, max_train_rows), rows.task),
@@ -159,15 +159,17 @@ def probe(
     check_classes(splits[0], rows.task)
     spans = rows.task.output == "label" and splits[0][0].is_span
     kind = SpanProbeDataset if spans else ProbeDataset
-    dataset = kind.open(network, loaded, rows.task, splits, pooling, PENALTIES, 0)
-    watch("vectors")
-    features = [dataset.features(network, group) for group in dataset.instances]
-    linear = LayerFits.fit(dataset, features, "linear", seeds, watch)
-    hidden = LayerFits.fit(dataset, features, "mlp", seeds, watch)
-    untrained = [
-        linear_statistics(dataset, random_network(network, loaded, seed), watch)
-        for seed in range(seeds)
-    ]
+    with restored(network):
+        network = network.pretrained.to(select_device(device)).eval()
+        dataset = kind.open(network, loaded, rows.task, splits, pooling, PENALTIES, 0)
+        watch("vectors")
+        features = [dataset.features(network, group) for group in dataset.instances]
+        linear = LayerFits.fit(dataset, features, "linear", seeds, watch)
+        hidden = LayerFits.fit(dataset, features, "mlp", seeds, watch)
+        untrained = [
+            linear_statistics(dataset, random_network(network, loaded, seed), watch)
+            for seed in range(seeds)
+        ]
     mixed = linear.mix_weights
     return ProbeCurves(
         model=str(model) if isinstance(model, Path | str) else network.family_name,

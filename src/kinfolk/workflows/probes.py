@@ -35,7 +35,7 @@ from kinfolk.tasks.dataset import sample_rows
 from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
-from kinfolk.workflows.load import load
+from kinfolk.workflows.load import load, restored
 from kinfolk.workflows.probe_dataset import (
     LayerProbes,
     ProbeDataset,
@@ -128,8 +128,7 @@ def probe_layers(
     that of random weights and of control tags.
     """
     network, tokenizer = model if isinstance(model, tuple) else load(model)
-    network = network.pretrained.to(select_device(device)).eval()
-    check_probes(network, task)
+    check_probes(network.pretrained, task)
     for name, rows in {"train": train, "dev": dev, "test": test}.items():
         if not rows:
             raise UserError(f"probes need {name} rows, and there are none: give some")
@@ -139,16 +138,18 @@ def probe_layers(
         sample_rows(list(dev), max_test_rows),
         sample_rows(list(test), max_test_rows),
     )
-    dataset = ProbeDataset.open(network, tokenizer, task, splits, pooling, penalties, seed)
-    fresh = random_network(network, tokenizer, seed)
-    return ProbeResult(
-        metric=dataset.metric,
-        train_rows=len(splits[0]),
-        dev_rows=len(splits[1]),
-        test_rows=len(splits[2]),
-        pretrained=dataset.probe(network, pretrained=True),
-        control=dataset.probe(fresh, pretrained=False),
-    )
+    with restored(network):
+        network = network.pretrained.to(select_device(device)).eval()
+        dataset = ProbeDataset.open(network, tokenizer, task, splits, pooling, penalties, seed)
+        fresh = random_network(network, tokenizer, seed)
+        return ProbeResult(
+            metric=dataset.metric,
+            train_rows=len(splits[0]),
+            dev_rows=len(splits[1]),
+            test_rows=len(splits[2]),
+            pretrained=dataset.probe(network, pretrained=True),
+            control=dataset.probe(fresh, pretrained=False),
+        )
 
 
 def check_probes(network: LanguageModel, task: Task) -> None:
