@@ -1,6 +1,7 @@
 """The command writes one vector per text, saves transforms, and applies them again."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -53,17 +54,18 @@ def test_a_saved_transform_is_applied_again(
     kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
     first, second, few = (tmp_path / name for name in ("a.npz", "b.npz", "few.txt"))
-    said = kinfolk("embed", runs["bert"], texts, "-o", first, "--whiten", "--json")
+    bert = shutil.copytree(runs["bert"], tmp_path / "bert")
+    said = kinfolk("embed", bert, texts, "-o", first, "--whiten", "--json")
     values = json.loads(said.out)
-    saved = runs["bert"] / "transforms" / "whiten"
+    saved = bert / "transforms" / "whiten"
     assert values["transforms"] == ["whiten"] and values["transform"] == str(saved)
     assert f"fitted whiten on 100 texts of {texts}" in said.err
     few.write_text("".join(texts.read_text().splitlines(keepends=True)[:5]))
-    kinfolk("embed", runs["bert"], few, "-o", second, "--transform", saved)
+    kinfolk("embed", bert, few, "-o", second, "--transform", saved)
     vectors, again = (np.load(file)["vectors"] for file in (first, second))
     assert np.allclose(np.cov(vectors.T), np.eye(vectors.shape[1]), atol=1e-3)
     assert np.allclose(vectors[:5], again, atol=1e-2)
-    refused = kinfolk("embed", runs["bert"], texts, "-o", tmp_path / "c.npz", "--whiten")
+    refused = kinfolk("embed", bert, texts, "-o", tmp_path / "c.npz", "--whiten")
     sentence = one_sentence(refused)
     assert f"{saved} already exists: replace it with --force, apply it with" in sentence
 
