@@ -255,6 +255,15 @@ def test_the_network_is_left_as_it_was(name: str) -> None:
     assert not hooked
 
 
+def test_each_module_is_left_in_its_own_mode() -> None:
+    model = network("gpt2").train()
+    model.layers[0].eval()  # frozen layers are often in evaluation mode
+    modes = [module.training for module in model.modules()]
+    assert len(set(modes)) == 2
+    inspect(model, TEXT, TOKENIZER)
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_hooks_are_removed_after_an_error() -> None:
     model = network("gpt2")
     with pytest.raises(IndexError), record_layers_and_attention(model):

@@ -1,7 +1,6 @@
 """What a trained network computes for a text: attention, hidden states, predictions by layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from kinfolk.errors import UserError
 from kinfolk.families.cove import CoVe
 from kinfolk.families.electra import Electra
 from kinfolk.families.elmo import ELMo
+from kinfolk.generation.prompts import eval_mode
 from kinfolk.nn.language_model import EncoderDecoder, LanguageModel
 from kinfolk.nn.recording import QUERY, Recording, record_layers_and_attention
 from kinfolk.workflows.inspect_layouts import Labels, Layout
@@ -96,18 +96,6 @@ def to_numpy(x: Tensor) -> ValueArray:
     return found
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the block in evaluation mode and without gradients."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
-
-
 def network_values(model: LanguageModel, layout: Layout, mask_id: int | None) -> NetworkValues:
     """Return what a network computes for a text.
 
@@ -115,7 +103,7 @@ def network_values(model: LanguageModel, layout: Layout, mask_id: int | None) ->
     """
     values, network = NetworkValues(), model.pretrained
     predicts = can_predict(model, values)
-    with evaluating(model):
+    with torch.no_grad(), eval_mode(model):
         if isinstance(network, EncoderDecoder):
             run_encoder_decoder(network, layout, values, predicts)
         elif any(isinstance(part, nn.LSTM) for part in network.modules()):
