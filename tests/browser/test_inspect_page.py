@@ -108,6 +108,21 @@ def test_heads_can_be_chosen(device: str, theme: str, open_page: Open) -> None:
     assert sum(weights) == pytest.approx(1, abs=0.02) and not any(weights[3:])
 
 
+@DEVICES
+def test_every_token_of_the_text_answers_in_a_trained_encoder_decoder(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    t5 = tab.locator("#model-2 .attention")
+    tokens = tab.locator(".text-strip .tok")
+    for number, token in enumerate(texts(tokens)):
+        tokens.nth(number).click()
+        marked = [texts(one.locator(".queries .tok.active")) for one in t5.all()]
+        # It stands in the encoder's input, or in the decoder's, whose queries cross-attention has.
+        assert marked in ([[token], [], []], [[], [token], [token]]), token
+        tokens.nth(number).click()
+
+
 def painted(canvas: Any) -> str:
     return str(canvas.evaluate("node => node.toDataURL()"))
 

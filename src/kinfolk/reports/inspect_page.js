@@ -215,7 +215,11 @@ document.addEventListener("DOMContentLoaded", () => {
 
     pick(span) {
       const index = span ? this.data.querySpans.findIndex((own) => overlap(own, span)) : -1;
-      if (index >= 0) this.show(index);
+      if (index < 0 && this.query !== null) {
+        this.query = null;
+        this.draw();
+      }
+      this.show(index);
     }
   }
 

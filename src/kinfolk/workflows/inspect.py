@@ -30,6 +30,9 @@ class Inspection:
     input_ids: tuple[int, ...]  # of the row that makes predictions
     encoder_ids: tuple[int, ...]  # of the encoder, if there is one
     labels: tuple[int | None, ...]  # predicted at each place
+    # The token of the text at each place of both rows, None elsewhere; empty without a text.
+    sources: tuple[int | None, ...]
+    encoder_sources: tuple[int | None, ...]
     arrays: Mapping[str, ValueArray]
     predictions: Mapping[str, LensPredictions] = field(default_factory=dict)
     values: NetworkValues = field(default_factory=NetworkValues)
@@ -73,6 +76,8 @@ def inspect(
         tuple(layout.input_ids),
         tuple(layout.encoder_ids),
         tuple(layout.labels),
+        tuple(layout.sources),
+        tuple(layout.encoder_sources),
         values.arrays | prediction_arrays(values.predictions),
         values.predictions,
         values,

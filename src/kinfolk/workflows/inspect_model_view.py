@@ -60,16 +60,12 @@ def spans_of_rows(
     found: Inspection, text: str, tokenizer: Tokenizer
 ) -> dict[str, list[CharacterSpan | None]]:
     """Return the characters of each token of the rows; None where the text is not there."""
-    plain, offsets = tokenizer.offsets(text)
-    rows = {"": list(found.input_ids), "encoder": list(found.encoder_ids)}
-    spans: dict[str, list[CharacterSpan | None]] = {}
-    for name, row in rows.items():
-        spans[name] = [None] * len(row)
-        for first in range(len(row) - len(plain) + 1):
-            if row[first : first + len(plain)] == plain:
-                spans[name][first : first + len(plain)] = offsets
-                break
-    return spans
+    _, offsets = tokenizer.offsets(text)
+    rows = {"": found.sources, "encoder": found.encoder_sources}
+    return {
+        name: [None if source is None else offsets[source] for source in sources]
+        for name, sources in rows.items()
+    }
 
 
 def prediction_views(
