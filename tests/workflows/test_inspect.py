@@ -24,6 +24,7 @@ from support.runs import Home
 IDS = [17, 5, 233, 91, 40, 8, 62]
 TARGET = [9, 88, 3, 120]
 TEXT = "the cat sat on the mat. it was a red mat, and the cat was old."
+SHORT = "the cat saw the garden in the morning."  # for the context of a run in tests
 TOKENIZER = train_tokenizer([TEXT], kind="word", vocab_size=1000, fewer=True)
 
 
@@ -88,6 +89,23 @@ def test_a_trained_network_equals_transformers(name: str, home: Home) -> None:
         close([found["logits"]], [want.logits])
         # It has learned: the text is more probable than with equal probabilities.
         assert np.nanmean(found["losses"]) < np.log(want.logits.shape[-1])
+
+
+def test_a_folder_is_read_on_the_device_that_is_named(home: Home) -> None:
+    folder = home.run("gpt2")
+    with pytest.raises(UserError, match="unknown device 'tpu': use auto, cpu or cuda"):
+        inspect(folder, SHORT, device="tpu")
+    assert inspect(folder, SHORT, device="cpu")["attention"].shape[:2] == (2, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_a_cuda_device_computes_the_values_of_the_cpu(name: str, home: Home) -> None:
+    found, want = (inspect(home.run(name), SHORT, device=device) for device in ("cuda", "cpu"))
+    assert found.names == want.names
+    for array in ("losses", *(name for name in want.names if "attention" in name)):
+        np.testing.assert_allclose(found[array], want[array], atol=1e-3)
 
 
 def encoder_decoder_outputs(theirs: Any) -> Any:

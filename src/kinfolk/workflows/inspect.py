@@ -8,6 +8,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
+from kinfolk.workflows.generate import to_inference
 from kinfolk.workflows.inspect_layouts import Layout, layout_of_ids, layout_of_text
 from kinfolk.workflows.inspect_network import (
     LensPredictions,
@@ -55,18 +56,21 @@ def inspect(
     *,
     target: str | Sequence[int] | None = None,
     seed: int = 0,
+    device: str = "auto",
 ) -> Inspection:
     """Return what a model computes for a text: `inspect("runs/gpt2", "The cat sat")["attention"]`.
 
     The model is a folder, or the network that `kinfolk.load` returns, with its tokenizer. A list of
     token ids is read as it is; a text gets the special tokens of the family. An encoder-decoder
     reads the text, and `target` is what its decoder predicts; without one, spans of the text are
-    cut out by `seed`, or a target is generated. The network is left as it was.
+    cut out by `seed`, or a target is generated. The network is left as it was, and where it was;
+    `device` is for the model of a folder.
     """
     if isinstance(tokenizer, Path | str):
         tokenizer = load_tokenizer(tokenizer)
     if isinstance(model, Path | str):
         model, tokenizer = load(model, tokenizer)
+        to_inference(model, device=device, precision="fp32")
     layout = lay_out(model, text, tokenizer, target, seed)
     check_length(model, layout)
     mask_id = None if tokenizer is None else tokenizer.special_tokens.mask
