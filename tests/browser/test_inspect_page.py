@@ -123,6 +123,18 @@ def test_every_token_of_the_text_answers_in_a_trained_encoder_decoder(
         tokens.nth(number).click()
 
 
+@DEVICES
+def test_the_discriminator_of_a_trained_model_says_something_of_every_token(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    shown = tab.locator("#model-4 .values .tok")
+    values = [float(token.locator("small").inner_text()) for token in shown.all()]
+    assert len(values) == tab.locator(".text-strip .tok").count()
+    assert all(0 <= value <= 1 for value in values) and len(set(values)) > 1
+    assert tab.locator(".values").count() == 1
+
+
 def painted(canvas: Any) -> str:
     return str(canvas.evaluate("node => node.toDataURL()"))
 

@@ -15,6 +15,7 @@ from kinfolk.nn.recording import record_layers_and_attention
 from kinfolk.text import train_tokenizer
 from kinfolk.text.characters import character_table
 from kinfolk.workflows.inspect_layouts import next_token_layout
+from kinfolk.workflows.inspect_model_view import model_view
 from kinfolk.workflows.inspect_network import layer_logits
 from kinfolk.workflows.inspect_recurrent import recurrent_states, trace_lstm
 from support.contracts import build, shaken
@@ -399,10 +400,11 @@ def test_a_text_needs_a_tokenizer_and_arrays_have_names() -> None:
         found["attentions"]
 
 
-def test_a_fine_tuned_network_shows_its_layers() -> None:
+@pytest.mark.parametrize("name", ["bert", "electra"])
+def test_a_fine_tuned_network_shows_its_layers(name: str) -> None:
     from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 
-    backbone = network("bert")
+    backbone = network(name)
     config = ModelWithHeadConfig(
         backbone=backbone.config,
         head="text",
@@ -410,8 +412,31 @@ def test_a_fine_tuned_network_shows_its_layers() -> None:
         pooling=pooling_of(backbone.config),
     )
     found = inspect(config.build_on(backbone), TEXT, TOKENIZER)
-    assert found["attention"].shape[:2] == (2, 2) and not found.predictions
+    attention = "discriminator_attention" if name == "electra" else "attention"
+    assert found[attention].shape[:2] == (2, 2) and not found.predictions
     assert "The model was fine-tuned" in found.values.notes[0]
+
+
+def test_the_discriminator_says_of_each_token_whether_it_was_replaced() -> None:
+    model = network("electra")
+    found = inspect(model, TEXT, TOKENIZER)
+    row = Inputs.from_ids(torch.tensor([found.input_ids]), causal=False)
+    with torch.no_grad():
+        logits = model.discriminator_logits(model(row).hidden)[0]
+    np.testing.assert_allclose(found["replaced_probabilities"], logits.sigmoid(), atol=1e-6)
+    view = model_view("electra", model, TOKENIZER, TEXT)
+    (shown,) = view.token_values
+    assert shown.values == found["replaced_probabilities"].tolist()
+    assert len(shown.tokens) == len(found.input_ids)
+    assert not model_view("bert", network("bert"), TOKENIZER, TEXT).token_values
+
+
+def test_a_discriminator_without_its_head_says_nothing_of_tokens() -> None:
+    model = network("electra")
+    model.random_modules = ("discriminator_head",)
+    found = inspect(model, TEXT, TOKENIZER)
+    assert "replaced_probabilities" not in found.names and found.predictions
+    assert any("no weights of the discriminator's head" in note for note in found.values.notes)
 
 
 def test_inputs_of_the_contract_networks_are_inspected() -> None:

@@ -101,6 +101,16 @@ class CurvesView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenValuesView:
+    """A value from 0 to 1 for every token."""
+
+    title: str
+    hint: str
+    tokens: Sequence[str]
+    values: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelView:
     """What a trained model computes for the text."""
 
@@ -111,6 +121,7 @@ class ModelView:
     predictions: Sequence[tuple[str, Sequence[PredictionView]]]  # by direction or network
     attention: Sequence[AttentionView]
     curves: Sequence[CurvesView]
+    token_values: Sequence[TokenValuesView] = ()
     tables: Sequence[TableView] = ()
     notes: Sequence[str] = ()
 

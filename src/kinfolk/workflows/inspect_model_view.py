@@ -13,6 +13,7 @@ from kinfolk.reports.inspect_view import (
     ModelView,
     PredictionView,
     TableView,
+    TokenValuesView,
 )
 from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ def model_view(
         ],
         attention=[*attention_views(found, tokens, spans_of_rows(found, text, tokenizer))],
         curves=[*curve_views(found, tokens)],
+        token_values=[*replaced_views(found, tokens[""])],
         tables=[*backoff_tables(model, found, tokenizer)],
         notes=found.values.notes,
     )
@@ -98,6 +100,18 @@ def prediction_views(
             )
         )
     return views
+
+
+def replaced_views(found: Inspection, tokens: Sequence[str]) -> Iterator[TokenValuesView]:
+    """Yield what ELECTRA's discriminator says of each token."""
+    if "replaced_probabilities" in found.arrays:
+        yield TokenValuesView(
+            title="Probability that a token was replaced, by the discriminator",
+            hint="It reads the text as it is, in which no token was replaced. Darker tokens are "
+            "those that it takes for samples of the generator.",
+            tokens=tokens,
+            values=found["replaced_probabilities"].tolist(),
+        )
 
 
 def attention_views(

@@ -112,6 +112,8 @@ def network_values(model: LanguageModel, layout: Layout, mask_id: int | None) ->
             run_two_streams(network, layout, values, predicts)
         elif network.architecture == "encoder":
             run_encoder(network, layout, values, mask_id if predicts else None, predicts)
+            if isinstance(model, Electra):
+                detect_replaced(model, layout, values)
         else:
             run_decoder(network, layout, values, predicts)
     return values
@@ -161,13 +163,10 @@ def run_encoder(
 ) -> None:
     """Run an encoder on the text, and to predict tokens on the text with each of them masked."""
     with record_layers_and_attention(model) as recording:
-        output = model(layout.inputs).hidden
+        model(layout.inputs)
         if isinstance(model, Electra) and predicts:
             model.forward_lm(layout.inputs)
     values.add_recording(model, recording)
-    if isinstance(model, Electra):
-        replaced = model.discriminator_logits(output)[0].sigmoid()
-        values.arrays["replaced_probabilities"] = to_numpy(replaced)
     if not predicts:
         return
     length = layout.inputs.input_ids.shape[1]
@@ -190,6 +189,15 @@ def run_encoder(
             "Each token is predicted from the text with that token masked; attention and norms are "
             "those of the text without masks."
         )
+
+
+def detect_replaced(model: Electra, layout: Layout, values: NetworkValues) -> None:
+    """Keep the probability that the discriminator gives each token of having been replaced."""
+    if "discriminator_head" in model.random_modules:  # of a generator that was saved alone
+        values.notes.append("The model folder has no weights of the discriminator's head.")
+        return
+    replaced = model.discriminator_logits(model(layout.inputs).hidden)[0].sigmoid()
+    values.arrays["replaced_probabilities"] = to_numpy(replaced)
 
 
 def run_two_streams(
