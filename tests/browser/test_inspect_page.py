@@ -124,6 +124,30 @@ def test_every_token_of_the_text_answers_in_a_trained_encoder_decoder(
 
 
 @DEVICES
+def test_a_token_of_the_second_row_shows_its_memory(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    model = tab.locator("#model-5")
+    assert "attends to the memory" in model.inner_text()
+    attention = model.locator(".attention")
+    queries = attention.locator(".queries .tok")
+    length = queries.count()
+    half = -(-length // 2)
+    queries.nth(half).click()
+    memory = attention.locator(".keys-strip .tok.memory")
+    assert memory.count() == half
+    weights = [
+        float(one.evaluate("node => node.style.getPropertyValue('--w')")) for one in memory.all()
+    ]
+    said = attention.locator(".chosen").inner_text()
+    assert f"{sum(weights):.2f} of its attention is to the memory" in said
+    queries.nth(half - 1).click()
+    assert memory.count() == 0
+    assert "0.00 of its attention is to the memory" in attention.locator(".chosen").inner_text()
+
+
+@DEVICES
 def test_the_discriminator_of_a_trained_model_says_something_of_every_token(
     device: str, theme: str, open_page: Open
 ) -> None:

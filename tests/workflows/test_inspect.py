@@ -364,6 +364,52 @@ def test_xlnet_predicts_a_token_without_seeing_it() -> None:
     assert (np.diagonal(found["attention"], axis1=2, axis2=3) > 0).all()
 
 
+def xl_in_rows(model: Any, ids: list[int], size: int) -> list[Any]:
+    """Run a Transformer-XL as training does: rows of a length, each with the memory before it."""
+    memory, outputs = model.init_memory(1), []
+    whole = Inputs.from_ids(torch.tensor([ids]), causal=True)
+    for start in range(0, len(ids), size):
+        part = replace(whole.select(slice(start, start + size)), memory=memory)
+        with torch.no_grad(), record_layers_and_attention(model) as recording:
+            output = model(part)
+        memory = output.memory
+        outputs.append((output.hidden[0], recording.attention[""]))
+    return outputs
+
+
+@pytest.mark.parametrize("mem_len", [3, 10, 64])
+def test_the_second_row_of_transformer_xl_attends_to_the_memory(mem_len: int) -> None:
+    model = network("transformer_xl", mem_len=mem_len)
+    found = inspect(model, TEXT, TOKENIZER)
+    ids = list(found.input_ids)
+    length, half = len(ids), -(-len(ids) // 2)
+    (_, first), (hidden, second) = xl_in_rows(model, ids, half)
+    for layer, (above, below) in enumerate(zip(first, second, strict=True)):
+        shown = found["attention"][layer]
+        np.testing.assert_allclose(shown[:, :half, :half], above[0, :, :, mem_len:], atol=1e-6)
+        assert not shown[:, :half, half:].any()
+        held = min(mem_len, half)
+        own = below[0, :, :, mem_len - held :]
+        np.testing.assert_allclose(shown[:, half:, half - held :], own, atol=1e-6)
+        assert not shown[:, half:, : half - held].any() and shown[:, half:, half - 1].all()
+    with torch.no_grad():
+        logits = model.lm_logits(hidden).logits()
+    np.testing.assert_allclose(found["logits"][half:], logits, atol=1e-5)
+    words = "all" if mem_len >= half else f"the last {mem_len}"
+    (note,) = found.values.notes
+    assert note.endswith(f"here of {words} of its {half} tokens.")
+    (view,) = model_view("xl", model, TOKENIZER, TEXT).attention
+    assert view.row_starts == [half] and view.memory == mem_len and length == len(view.queries)
+
+
+def test_transformer_xl_without_a_memory_reads_a_single_row() -> None:
+    model = network("transformer_xl", mem_len=0)
+    found = inspect(model, TEXT, TOKENIZER)
+    assert found.values.rows is None and found["attention"][:, :, -1].all()
+    single = inspect(network("transformer_xl"), TOKENIZER.encode("the")[:1])
+    assert "single row" in single.values.notes[0]
+
+
 def test_lens_layers_differ_and_apply_the_last_norm() -> None:
     model = network("gpt2")
     found = inspect(model, TEXT, TOKENIZER)

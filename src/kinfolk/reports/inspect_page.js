@@ -179,8 +179,20 @@ document.addEventListener("DOMContentLoaded", () => {
           pen.globalAlpha = Math.sqrt(weight);
           pen.fillRect(j * cell, i * cell, cell, cell);
         }
+      pen.globalAlpha = 0.8;
+      pen.fillStyle = shades().ink; // between rows
+      for (const start of this.data.rowStarts) {
+        pen.fillRect(0, start * cell - 1, keys * cell, 1);
+        pen.fillRect(start * cell - 1, 0, 1, queries * cell);
+      }
       pen.globalAlpha = 1;
       return pen;
+    }
+
+    // Whether a key is in the memory of the row that a query is in.
+    remembers(query, key) {
+      const start = this.data.rowStarts.findLast((first) => first <= query) || 0;
+      return key < start && key >= start - this.data.memory;
     }
 
     draw() {
@@ -199,10 +211,13 @@ document.addEventListener("DOMContentLoaded", () => {
       const [layer, head] = this.chosen;
       const words = [`layer ${layer + 1}, head ${head + 1}`];
       this.queries.forEach((token, index) => token.classList.toggle("active", index === this.query));
+      this.keys.forEach((token, key) => token.classList.toggle("memory", this.query !== null && this.remembers(this.query, key)));
       this.keys.forEach((token, key) => token.style.setProperty("--w", this.query === null ? 0 : this.at(layer, head, this.query, key)));
       if (this.query !== null) {
         const best = Array.from({ length: keys }, (_, key) => key).sort((a, b) => this.at(layer, head, this.query, b) - this.at(layer, head, this.query, a))[0];
+        const own = Array.from({ length: keys }, (_, key) => (this.remembers(this.query, key) ? this.at(layer, head, this.query, key) : 0));
         words.push(`${this.data.queries[this.query]} attends most to ${this.data.keys[best]}: ${this.at(layer, head, this.query, best).toFixed(2)}`);
+        if (this.data.rowStarts.length) words.push(`${own.reduce((a, b) => a + b, 0).toFixed(2)} of its attention is to the memory`);
       }
       this.node.querySelector(".chosen").textContent = words.join("; ");
     }

@@ -87,6 +87,8 @@ class AttentionView:
     # Characters of the text that each of them stands for; None: a special token.
     query_spans: Sequence[tuple[int, int] | None]
     key_spans: Sequence[tuple[int, int] | None]
+    row_starts: Sequence[int] = ()  # rows after the first, which attend to a memory
+    memory: int = 0  # tokens before a row that are in its memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,7 @@ def attention_views(
     found: Inspection, tokens: dict[str, list[str]], spans: dict[str, list[CharacterSpan | None]]
 ) -> Iterator[AttentionView]:
     """Yield the attention of each stack of layers."""
+    rows = found.values.rows
     for name, probabilities in found.arrays.items():
         if not name.endswith("attention"):
             continue
@@ -131,6 +132,8 @@ def attention_views(
             keys=tokens[keys],
             query_spans=spans[queries],
             key_spans=spans[keys],
+            row_starts=() if rows is None else rows.starts,
+            memory=0 if rows is None else rows.memory,
         )
 
 

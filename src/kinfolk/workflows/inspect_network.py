@@ -15,11 +15,13 @@ from kinfolk.errors import UserError
 from kinfolk.families.cove import CoVe
 from kinfolk.families.electra import Electra
 from kinfolk.families.elmo import ELMo
+from kinfolk.families.transformer_xl import TransformerXL
 from kinfolk.generation.prompts import eval_mode
 from kinfolk.nn.language_model import EncoderDecoder, LanguageModel
 from kinfolk.nn.recording import QUERY, Recording, record_layers_and_attention
 from kinfolk.workflows.inspect_layouts import Labels, Layout
 from kinfolk.workflows.inspect_recurrent import RecurrentStates, recurrent_states
+from kinfolk.workflows.inspect_rows import RowsWithMemory, run_rows
 
 TOP = 5  # predictions shown at each place
 MASKED_ROWS = 16  # of a text with one token masked in each, which run at a time
@@ -56,6 +58,7 @@ class NetworkValues:
         default_factory=dict
     )  # by direction; "": the one
     traces: RecurrentStates | None = None  # of LSTM layers
+    rows: RowsWithMemory | None = None  # of Transformer-XL
     notes: list[str] = field(default_factory=list)
 
     def add_recording(self, model: LanguageModel, recording: Recording) -> None:
@@ -141,8 +144,13 @@ def run_decoder(
     model: LanguageModel, layout: Layout, values: NetworkValues, predicts: bool
 ) -> None:
     """Run a network whose hidden state at a place predicts the label there."""
-    with record_layers_and_attention(model) as recording:
-        output = model(layout.inputs).hidden
+    if isinstance(model, TransformerXL) and model.config.mem_len:
+        read = values.rows = run_rows(model, layout.inputs)
+        recording, output = read.recording, read.output
+        values.notes.append(memory_note(read))
+    else:
+        with record_layers_and_attention(model) as recording:
+            output = model(layout.inputs).hidden
     values.add_recording(model, recording)
     if not recording.hidden:  # of an n-gram model, whose states are its contexts
         values.predictions[""] = predict_by_layer(model, [output[0]], layout.labels)
@@ -152,6 +160,18 @@ def run_decoder(
     if predicts:
         rows = [x[0] for x in states]
         values.predictions[""] = predict_by_layer(model, rows, layout.labels)
+
+
+def memory_note(rows: RowsWithMemory) -> str:
+    """Say how a text is read with a memory."""
+    if not rows.starts:
+        return "The text is a single row: the memory before it is empty."
+    first = rows.starts[0]
+    held = "all" if first <= rows.memory else f"the last {rows.memory}"
+    return (
+        "The text is read in two rows. The second also attends to the memory, the hidden states "
+        f"that every layer kept of the first: here of {held} of its {first} tokens."
+    )
 
 
 def run_encoder(
