@@ -485,6 +485,21 @@ def test_a_discriminator_without_its_head_says_nothing_of_tokens() -> None:
     assert any("no weights of the discriminator's head" in note for note in found.values.notes)
 
 
+def test_the_loss_of_a_token_without_a_chance_is_finite() -> None:
+    model = network("ulmfit")
+    never, always = TOKENIZER.encode("mat cat", add_special_tokens=False)
+    with torch.no_grad():
+        model.bias[always] = 5000.0  # e^-5000 is zero, also in double precision
+    found = inspect(model, "the mat", TOKENIZER)
+    place = found.labels.index(never)
+    assert found["probabilities"][place] == 0
+    assert found["losses"][place] == pytest.approx(5000, rel=0.01)
+    sure = inspect(model, "the cat", TOKENIZER)["losses"]
+    assert sure[1] == 0 and not np.signbit(sure[1])  # shown as 0.00
+    view = model_view("ulmfit", model, TOKENIZER, "the mat").predictions[0][1][place]
+    assert view.loss == found["losses"][place]
+
+
 def test_inputs_of_the_contract_networks_are_inspected() -> None:
     found = inspect(build(families.family("gpt2")), IDS)
     assert found["attention"].shape == (2, 2, len(IDS), len(IDS))

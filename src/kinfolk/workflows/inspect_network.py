@@ -39,14 +39,10 @@ class LensPredictions:
     layers: tuple[str, ...]  # embeddings, layer 1 ...
     logits: ValueArray  # (positions, vocabulary)
     probabilities: ValueArray  # (positions,): of the label; NaN where there is none
+    losses: ValueArray  # (positions,): its negative log-likelihood in nats; NaN likewise
     lens_ids: ValueArray  # (layers, positions, TOP)
     lens_probabilities: ValueArray  # (layers, positions, TOP)
     lens_label_probabilities: ValueArray  # (layers, positions)
-
-    @property
-    def losses(self) -> ValueArray:
-        """The negative log-likelihood of each label in nats; NaN where there is none."""
-        return -np.log(self.probabilities)
 
 
 @dataclass
@@ -331,21 +327,25 @@ def predict_by_layer(
     wanted = torch.tensor([0 if i is None else i for i in labels], device=states[-1].device)
     missing = np.array([i is None for i in labels])
     ids, best, of_labels = [], [], []
-    logits = states[-1]
+    logits = log_probabilities = states[-1]
     for _, hidden in pairs:
         logits = layer_logits(model, hidden)
-        probabilities = logits.double().softmax(-1)
+        log_probabilities = logits.double().log_softmax(-1)
+        probabilities = log_probabilities.exp()
         top = probabilities.topk(min(TOP, probabilities.shape[-1]))
         own = to_numpy(probabilities.gather(1, wanted[:, None])[:, 0])
         own[missing] = np.nan
         ids.append(top.indices.cpu().numpy())
         best.append(to_numpy(top.values))
         of_labels.append(own)
+    losses = np.abs(to_numpy(log_probabilities.gather(1, wanted[:, None])[:, 0]))  # no -0.0
+    losses[missing] = np.nan
     return LensPredictions(
         labels=labels,
         layers=tuple(name for name, _ in pairs),
         logits=to_numpy(logits),
         probabilities=of_labels[-1],
+        losses=losses,
         lens_ids=np.stack(ids),
         lens_probabilities=np.stack(best),
         lens_label_probabilities=np.stack(of_labels),
