@@ -226,6 +226,16 @@ def test_a_mouse_marks_a_token_everywhere_and_leaves_no_mark(open_page: Open) ->
     assert painted(grid) == plain and tab.locator(".objective .tok.active").count() == 0
 
 
+def test_a_mouse_that_moves_down_a_grid_marks_each_token(open_page: Open) -> None:
+    tab = open_page("inspect")
+    gpt2 = card(tab, "gpt2/nano", "clm")
+    grid, tokens = gpt2.locator("canvas").first, texts(gpt2.locator(".tok"))
+    for row, token in enumerate(tokens):
+        for part in (0.3, 0.6):
+            hover(tab, grid, row=(row + part) / len(tokens))
+            assert texts(gpt2.locator(".tok.active")) == [token]
+
+
 def test_a_mouse_on_the_large_grid_chooses_its_row(open_page: Open) -> None:
     tab = open_page("inspect")
     attention = tab.locator("#model-1 .attention").first

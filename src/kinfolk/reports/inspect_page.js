@@ -92,6 +92,7 @@ document.addEventListener("DOMContentLoaded", () => {
     point(event) {
       const box = this.canvas.getBoundingClientRect();
       const row = Math.floor((event.clientY - box.top) / this.cell);
+      if (this.rows.has(row)) return; // moved within it
       const token = this.card.streams[this.data.queries]?.[this.data.positions[row]];
       if (token) this.card.show(token);
     }
