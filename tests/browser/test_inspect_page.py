@@ -19,6 +19,24 @@ MARKED = """() => [...document.querySelectorAll(".objective")].map((card) =>
     const places = (name) => tokens.flatMap((token, n) => (token.classList.contains(name) ? [n] : []));
     return [places("active"), places("seen")];
   }))"""  # noqa: E501
+# Times of hovers in milliseconds: from the first event of a move to the frame that shows it.
+TIMED = """() => {
+  window.hovers = [];
+  let begin = null;
+  for (const kind of ["pointerover", "pointerout", "pointermove"])
+    addEventListener(kind, () => (begin ??= performance.now()), true);
+  const frame = () => {
+    if (begin !== null) {
+      const began = begin, shown = new MessageChannel();
+      begin = null;
+      shown.port1.onmessage = () => window.hovers.push(performance.now() - began);
+      shown.port2.postMessage(0);
+    }
+    requestAnimationFrame(frame);
+  };
+  frame();
+}"""
+SLOW = 100  # milliseconds; 16 alone on a CPU, and 1,500 where a hover painted every cell
 DEVICES = pytest.mark.parametrize(
     ("device", "theme"), [("desktop", "light"), ("phone", "dark")], ids=["desktop", "phone"]
 )
@@ -108,6 +126,57 @@ def test_heads_can_be_chosen(device: str, theme: str, open_page: Open) -> None:
     assert sum(weights) == pytest.approx(1, abs=0.02) and not any(weights[3:])
 
 
+@DEVICES
+def test_every_token_of_the_text_answers_in_a_trained_encoder_decoder(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    t5 = tab.locator("#model-2 .attention")
+    tokens = tab.locator(".text-strip .tok")
+    for number, token in enumerate(texts(tokens)):
+        tokens.nth(number).click()
+        marked = [texts(one.locator(".queries .tok.active")) for one in t5.all()]
+        # It stands in the encoder's input, or in the decoder's, whose queries cross-attention has.
+        assert marked in ([[token], [], []], [[], [token], [token]]), token
+        tokens.nth(number).click()
+
+
+@DEVICES
+def test_a_token_of_the_second_row_shows_its_memory(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    model = tab.locator("#model-5")
+    assert "attends to the memory" in model.inner_text()
+    attention = model.locator(".attention")
+    queries = attention.locator(".queries .tok")
+    length = queries.count()
+    half = -(-length // 2)
+    queries.nth(half).click()
+    memory = attention.locator(".keys-strip .tok.memory")
+    assert memory.count() == half
+    weights = [
+        float(one.evaluate("node => node.style.getPropertyValue('--w')")) for one in memory.all()
+    ]
+    said = attention.locator(".chosen").inner_text()
+    assert f"{sum(weights):.2f} of its attention is to the memory" in said
+    queries.nth(half - 1).click()
+    assert memory.count() == 0
+    assert "0.00 of its attention is to the memory" in attention.locator(".chosen").inner_text()
+
+
+@DEVICES
+def test_the_discriminator_of_a_trained_model_says_something_of_every_token(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    shown = tab.locator("#model-4 .values .tok")
+    values = [float(token.locator("small").inner_text()) for token in shown.all()]
+    assert len(values) == tab.locator(".text-strip .tok").count()
+    assert all(0 <= value <= 1 for value in values) and len(set(values)) > 1
+    assert tab.locator(".values").count() == 1
+
+
 def painted(canvas: Any) -> str:
     return str(canvas.evaluate("node => node.toDataURL()"))
 
@@ -133,6 +202,68 @@ def test_grids_have_the_colors_of_the_theme_and_a_row_is_marked(
     else:
         tab.mouse.move(0, 0)
     assert tab.locator(".text-strip .tok.active, .objective .tok.active").count() == 0
+
+
+def hover(tab: Any, node: Any, *, row: float = 0.5) -> None:
+    """Move the mouse onto a node, as far down as `row` says."""
+    node.scroll_into_view_if_needed()
+    box = node.bounding_box()
+    tab.mouse.move(box["x"] + min(6, box["width"] / 2), box["y"] + row * box["height"])
+
+
+def test_a_mouse_marks_a_token_everywhere_and_leaves_no_mark(open_page: Open) -> None:
+    tab = open_page("inspect")
+    grid = card(tab, "gpt2/nano", "clm").locator("canvas").first
+    plain = painted(grid)
+    hover(tab, tab.locator(".text-strip .tok", has_text="fox"))
+    marked = painted(grid)
+    assert marked != plain
+    assert texts(card(tab, "bert/nano", "mlm").locator(".tok.active")) in (["fox"], ["[MASK]"])
+    assert texts(tab.locator("#model-1 .queries .tok.active")) == ["fox"]
+    hover(tab, tab.locator(".text-strip .tok", has_text="jumps"))
+    assert painted(grid) not in (plain, marked)
+    tab.mouse.move(0, 0)
+    assert painted(grid) == plain and tab.locator(".objective .tok.active").count() == 0
+
+
+def test_a_mouse_that_moves_down_a_grid_marks_each_token(open_page: Open) -> None:
+    tab = open_page("inspect")
+    gpt2 = card(tab, "gpt2/nano", "clm")
+    grid, tokens = gpt2.locator("canvas").first, texts(gpt2.locator(".tok"))
+    for row, token in enumerate(tokens):
+        for part in (0.3, 0.6):
+            hover(tab, grid, row=(row + part) / len(tokens))
+            assert texts(gpt2.locator(".tok.active")) == [token]
+
+
+def test_a_mouse_on_the_large_grid_chooses_its_row(open_page: Open) -> None:
+    tab = open_page("inspect")
+    attention = tab.locator("#model-1 .attention").first
+    large, queries = attention.locator(".large"), attention.locator(".queries .tok")
+    plain, length = painted(large), queries.count()
+    for row in (2, length - 1):
+        hover(tab, large, row=(row + 0.5) / length)
+        assert texts(attention.locator(".queries .tok.active")) == [queries.nth(row).inner_text()]
+        assert queries.nth(row).get_attribute("class") == "tok active"
+        assert painted(large) != plain
+
+
+def test_a_hover_is_quick_on_a_page_of_252_tokens(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = " ".join(f"word{n} is here." for n in range(63))
+    page = inspect_page(words, ["gpt2/nano", "bert/nano", "t5/nano"])
+    assert len(page.tokens) == 252
+    monkeypatch.setitem(PAGES, "long", lambda: render(page))
+    tab = open_page("long")
+    tab.evaluate(TIMED)
+    tokens = tab.locator(".text-strip .tok")
+    for place in range(8, 20):
+        hover(tab, tokens.nth(place))
+        tab.wait_for_timeout(60)
+        assert texts(tab.locator(".text-strip .tok.active")) == [tokens.nth(place).inner_text()]
+    times = sorted(tab.evaluate("window.hovers"))
+    assert len(times) >= 12 and times[len(times) // 2] < SLOW
 
 
 @DEVICES

@@ -37,6 +37,21 @@ def test_programs_read_json_and_texts_come_from_stdin(
     assert found["models"] == [] and found["report"] == str(page)
 
 
+def test_the_folder_of_a_page_is_made(kinfolk: Kinfolk, tmp_path: Path) -> None:
+    page = tmp_path / "new" / "folder" / "page.html"
+    assert kinfolk("inspect", "x y", *SMALL, "-o", page).code == 0 and page.is_file()
+
+
+def test_trained_models_run_on_the_device_that_is_named(
+    kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    words = ("inspect", "the cat saw a dog", runs["gpt2"], "-o", page, "--device")
+    assert "unknown device 'tpu'" in one_sentence(kinfolk(*words, "tpu"))
+    assert not page.exists()
+    assert kinfolk(*words, "cpu").code == 0 and page.is_file()
+
+
 def test_an_empty_text_and_a_long_one_are_refused(kinfolk: Kinfolk, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert "the text is empty" in one_sentence(kinfolk("inspect", " ", *SMALL, "-o", page))

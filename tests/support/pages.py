@@ -512,11 +512,11 @@ INSPECTED = "The quick fox jumps over a dog. It was not amused.\n\nA second text
 
 
 def inspection() -> str:
-    """Return the page of a text through five families, and of three networks that know nothing."""
+    """Return the page of a text through five families, and of networks that know nothing."""
     tokenizer = train_tokenizer([INSPECTED], kind="word", vocab_size=1000, fewer=True)
     page = inspected_page(INSPECTED, ["gpt2/nano", "bert/nano", "t5/nano", "xlnet/nano", "ngram/3"])
     models = []
-    for name in ("gpt2", "t5", "ulmfit"):
+    for name in ("gpt2", "t5", "ulmfit", "electra", "transformer_xl"):
         sizes = {"vocab_size": tokenizer.vocab_size, "decoder_start_token_id": 0}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

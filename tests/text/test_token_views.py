@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
-from kinfolk.text.inspect import show_whitespace, token_views
+from kinfolk.text.inspect import readable_tokens, show_whitespace, token_views
 from support.runs import text
 
 SIZES = {
@@ -40,6 +40,11 @@ def test_byte_level_pieces_are_read_as_text(tokenizers: dict[str, Tokenizer]) ->
     assert said(tokenizers["bpe"], "in the\n") == ["in", "␣the", "⏎"]
     assert said(tokenizers["byte"], "é ") == ["é⟨c3⟩", "é⟨a9⟩", "␣"]
     assert said(tokenizers["byte"], "中") == ["中⟨e4⟩", "中⟨b8⟩", "中⟨ad⟩"]
+
+
+def test_a_byte_by_itself_is_shown_as_a_byte(tokenizers: dict[str, Tokenizer]) -> None:
+    ids = tokenizers["byte"].encode("中a", add_special_tokens=False)
+    assert readable_tokens(tokenizers["byte"], ids) == ["⟨e4⟩", "⟨b8⟩", "⟨ad⟩", "a"]
 
 
 def test_a_piece_may_hold_a_character_and_a_part_of_the_next() -> None:

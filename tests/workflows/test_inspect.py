@@ -15,6 +15,7 @@ from kinfolk.nn.recording import record_layers_and_attention
 from kinfolk.text import train_tokenizer
 from kinfolk.text.characters import character_table
 from kinfolk.workflows.inspect_layouts import next_token_layout
+from kinfolk.workflows.inspect_model_view import model_view
 from kinfolk.workflows.inspect_network import layer_logits
 from kinfolk.workflows.inspect_recurrent import recurrent_states, trace_lstm
 from support.contracts import build, shaken
@@ -24,6 +25,7 @@ from support.runs import Home
 IDS = [17, 5, 233, 91, 40, 8, 62]
 TARGET = [9, 88, 3, 120]
 TEXT = "the cat sat on the mat. it was a red mat, and the cat was old."
+SHORT = "the cat saw the garden in the morning."  # for the context of a run in tests
 TOKENIZER = train_tokenizer([TEXT], kind="word", vocab_size=1000, fewer=True)
 
 
@@ -88,6 +90,23 @@ def test_a_trained_network_equals_transformers(name: str, home: Home) -> None:
         close([found["logits"]], [want.logits])
         # It has learned: the text is more probable than with equal probabilities.
         assert np.nanmean(found["losses"]) < np.log(want.logits.shape[-1])
+
+
+def test_a_folder_is_read_on_the_device_that_is_named(home: Home) -> None:
+    folder = home.run("gpt2")
+    with pytest.raises(UserError, match="unknown device 'tpu': use auto, cpu or cuda"):
+        inspect(folder, SHORT, device="tpu")
+    assert inspect(folder, SHORT, device="cpu")["attention"].shape[:2] == (2, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_a_cuda_device_computes_the_values_of_the_cpu(name: str, home: Home) -> None:
+    found, want = (inspect(home.run(name), SHORT, device=device) for device in ("cuda", "cpu"))
+    assert found.names == want.names
+    for array in ("losses", *(name for name in want.names if "attention" in name)):
+        np.testing.assert_allclose(found[array], want[array], atol=1e-3)
 
 
 def encoder_decoder_outputs(theirs: Any) -> Any:
@@ -255,6 +274,15 @@ def test_the_network_is_left_as_it_was(name: str) -> None:
     assert not hooked
 
 
+def test_each_module_is_left_in_its_own_mode() -> None:
+    model = network("gpt2").train()
+    model.layers[0].eval()  # frozen layers are often in evaluation mode
+    modes = [module.training for module in model.modules()]
+    assert len(set(modes)) == 2
+    inspect(model, TEXT, TOKENIZER)
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_hooks_are_removed_after_an_error() -> None:
     model = network("gpt2")
     with pytest.raises(IndexError), record_layers_and_attention(model):
@@ -336,6 +364,52 @@ def test_xlnet_predicts_a_token_without_seeing_it() -> None:
     assert (np.diagonal(found["attention"], axis1=2, axis2=3) > 0).all()
 
 
+def xl_in_rows(model: Any, ids: list[int], size: int) -> list[Any]:
+    """Run a Transformer-XL as training does: rows of a length, each with the memory before it."""
+    memory, outputs = model.init_memory(1), []
+    whole = Inputs.from_ids(torch.tensor([ids]), causal=True)
+    for start in range(0, len(ids), size):
+        part = replace(whole.select(slice(start, start + size)), memory=memory)
+        with torch.no_grad(), record_layers_and_attention(model) as recording:
+            output = model(part)
+        memory = output.memory
+        outputs.append((output.hidden[0], recording.attention[""]))
+    return outputs
+
+
+@pytest.mark.parametrize("mem_len", [3, 10, 64])
+def test_the_second_row_of_transformer_xl_attends_to_the_memory(mem_len: int) -> None:
+    model = network("transformer_xl", mem_len=mem_len)
+    found = inspect(model, TEXT, TOKENIZER)
+    ids = list(found.input_ids)
+    length, half = len(ids), -(-len(ids) // 2)
+    (_, first), (hidden, second) = xl_in_rows(model, ids, half)
+    for layer, (above, below) in enumerate(zip(first, second, strict=True)):
+        shown = found["attention"][layer]
+        np.testing.assert_allclose(shown[:, :half, :half], above[0, :, :, mem_len:], atol=1e-6)
+        assert not shown[:, :half, half:].any()
+        held = min(mem_len, half)
+        own = below[0, :, :, mem_len - held :]
+        np.testing.assert_allclose(shown[:, half:, half - held :], own, atol=1e-6)
+        assert not shown[:, half:, : half - held].any() and shown[:, half:, half - 1].all()
+    with torch.no_grad():
+        logits = model.lm_logits(hidden).logits()
+    np.testing.assert_allclose(found["logits"][half:], logits, atol=1e-5)
+    words = "all" if mem_len >= half else f"the last {mem_len}"
+    (note,) = found.values.notes
+    assert note.endswith(f"here of {words} of its {half} tokens.")
+    (view,) = model_view("xl", model, TOKENIZER, TEXT).attention
+    assert view.row_starts == [half] and view.memory == mem_len and length == len(view.queries)
+
+
+def test_transformer_xl_without_a_memory_reads_a_single_row() -> None:
+    model = network("transformer_xl", mem_len=0)
+    found = inspect(model, TEXT, TOKENIZER)
+    assert found.values.rows is None and found["attention"][:, :, -1].all()
+    single = inspect(network("transformer_xl"), TOKENIZER.encode("the")[:1])
+    assert "single row" in single.values.notes[0]
+
+
 def test_lens_layers_differ_and_apply_the_last_norm() -> None:
     model = network("gpt2")
     found = inspect(model, TEXT, TOKENIZER)
@@ -372,10 +446,11 @@ def test_a_text_needs_a_tokenizer_and_arrays_have_names() -> None:
         found["attentions"]
 
 
-def test_a_fine_tuned_network_shows_its_layers() -> None:
+@pytest.mark.parametrize("name", ["bert", "electra"])
+def test_a_fine_tuned_network_shows_its_layers(name: str) -> None:
     from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 
-    backbone = network("bert")
+    backbone = network(name)
     config = ModelWithHeadConfig(
         backbone=backbone.config,
         head="text",
@@ -383,8 +458,46 @@ def test_a_fine_tuned_network_shows_its_layers() -> None:
         pooling=pooling_of(backbone.config),
     )
     found = inspect(config.build_on(backbone), TEXT, TOKENIZER)
-    assert found["attention"].shape[:2] == (2, 2) and not found.predictions
+    attention = "discriminator_attention" if name == "electra" else "attention"
+    assert found[attention].shape[:2] == (2, 2) and not found.predictions
     assert "The model was fine-tuned" in found.values.notes[0]
+
+
+def test_the_discriminator_says_of_each_token_whether_it_was_replaced() -> None:
+    model = network("electra")
+    found = inspect(model, TEXT, TOKENIZER)
+    row = Inputs.from_ids(torch.tensor([found.input_ids]), causal=False)
+    with torch.no_grad():
+        logits = model.discriminator_logits(model(row).hidden)[0]
+    np.testing.assert_allclose(found["replaced_probabilities"], logits.sigmoid(), atol=1e-6)
+    view = model_view("electra", model, TOKENIZER, TEXT)
+    (shown,) = view.token_values
+    assert shown.values == found["replaced_probabilities"].tolist()
+    assert len(shown.tokens) == len(found.input_ids)
+    assert not model_view("bert", network("bert"), TOKENIZER, TEXT).token_values
+
+
+def test_a_discriminator_without_its_head_says_nothing_of_tokens() -> None:
+    model = network("electra")
+    model.random_modules = ("discriminator_head",)
+    found = inspect(model, TEXT, TOKENIZER)
+    assert "replaced_probabilities" not in found.names and found.predictions
+    assert any("no weights of the discriminator's head" in note for note in found.values.notes)
+
+
+def test_the_loss_of_a_token_without_a_chance_is_finite() -> None:
+    model = network("ulmfit")
+    never, always = TOKENIZER.encode("mat cat", add_special_tokens=False)
+    with torch.no_grad():
+        model.bias[always] = 5000.0  # e^-5000 is zero, also in double precision
+    found = inspect(model, "the mat", TOKENIZER)
+    place = found.labels.index(never)
+    assert found["probabilities"][place] == 0
+    assert found["losses"][place] == pytest.approx(5000, rel=0.01)
+    sure = inspect(model, "the cat", TOKENIZER)["losses"]
+    assert sure[1] == 0 and not np.signbit(sure[1])  # shown as 0.00
+    view = model_view("ulmfit", model, TOKENIZER, "the mat").predictions[0][1][place]
+    assert view.loss == found["losses"][place]
 
 
 def test_inputs_of_the_contract_networks_are_inspected() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from kinfolk import UserError, families
 from kinfolk.reports.inspect_page import render
+from kinfolk.reports.inspect_view import AttentionView
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspect import inspect
@@ -100,6 +101,29 @@ def test_no_view_of_cross_view_training_reads_another_document() -> None:
     for mask in view.masks:
         assert not mask.mask[:3, 3:].any() and not mask.mask[3:, :3].any()
     assert view.masks[0].mask.sum() == 9 + 4
+
+
+def shown_text(view: AttentionView, text: str) -> list[tuple[str, str]]:
+    """Return the tokens of the queries, and the text that each of them stands for."""
+    pairs = zip(view.queries, view.query_spans, strict=True)
+    return [(token, text[span[0] : span[1]]) for token, span in pairs if span is not None]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "glm", "elmo", "t5", "transformer"])
+def test_tokens_inside_a_model_know_their_characters(name: str) -> None:
+    tokenizer = train_tokenizer([TEXT], kind="word", vocab_size=1000, fewer=True)
+    config = families.family(name).config("nano")
+    model = config.with_fields(vocab_size=tokenizer.vocab_size, decoder_start_token_id=0).build()
+    found = inspect(model.eval(), TEXT, tokenizer)
+    ids, _ = tokenizer.offsets(TEXT)
+    both = [*zip(found.input_ids, found.sources, strict=True)]
+    both += zip(found.encoder_ids, found.encoder_sources, strict=True)
+    known = [(id, source) for id, source in both if source is not None]
+    assert all(ids[source] == id for id, source in known)
+    # Each token of the text is read once, also those that are cut out for a decoder.
+    assert sorted(source for _, source in known) == list(range(len(ids)))
+    for view in model_view(name, model, tokenizer, TEXT).attention:
+        assert all(token == text for token, text in shown_text(view, TEXT))
 
 
 def test_without_names_every_family_but_the_baseline_is_on_the_page() -> None:

@@ -19,6 +19,8 @@ parser.add_argument("--phone", action="store_true")
 parser.add_argument("--dark", action="store_true")
 parser.add_argument("--height", type=int)
 parser.add_argument("--from", dest="start", default="body", help="selector to scroll to")
+parser.add_argument("--above", type=int, default=24, help="pixels above it")
+parser.add_argument("--click", action="append", default=[], help="selector to click on first")
 options = parser.parse_args()
 
 width, height = (390, 844) if options.phone else (1280, 960)
@@ -32,8 +34,11 @@ with sync_playwright() as driver:
         device_scale_factor=2 if options.phone else 1,
     )
     tab.goto(options.page.resolve().as_uri())
+    for selector in options.click:
+        tab.locator(selector).first.click()
     tab.locator(options.start).first.evaluate(
-        "node => scrollTo(0, scrollY + node.getBoundingClientRect().top - 24)"
+        "(node, above) => scrollTo(0, scrollY + node.getBoundingClientRect().top - above)",
+        options.above,
     )
     tab.wait_for_timeout(300)
     picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")

@@ -4,7 +4,18 @@ from pathlib import Path
 
 import typer
 
-from kinfolk.cli.app import EVALUATE, FORCE, JSON, OUT, TOKENIZER, command, option, piped, readable
+from kinfolk.cli.app import (
+    DEVICE,
+    EVALUATE,
+    FORCE,
+    JSON,
+    OUT,
+    TOKENIZER,
+    command,
+    option,
+    piped,
+    readable,
+)
 from kinfolk.cli.output import (
     note,
     numbers,
@@ -36,6 +47,7 @@ def inspect(
     target: str | None = option("TEXT", "Target of TEXT, for encoder-decoders."),
     seed: int = option("N", "Seed of masks, cuts and orders.", default=0, min=0, max=2**63 - 1),
     tokenizer: Path | None = TOKENIZER,
+    device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
     """Show how families read a text: inputs, labels, positions, attention masks, side by side.
@@ -74,7 +86,13 @@ def inspect(
             done += 1
 
         page = inspect_page(
-            text, chosen, tokenizer=tokenizer, target=target, seed=seed, on_step=on_step
+            text,
+            chosen,
+            tokenizer=tokenizer,
+            target=target,
+            seed=seed,
+            device=device,
+            on_step=on_step,
         )
         write(render(page), out)
         progress(count)

@@ -17,13 +17,25 @@ document.addEventListener("DOMContentLoaded", () => {
     canvas.style.height = `${height}px`;
     const pen = canvas.getContext("2d");
     pen.setTransform(scale, 0, 0, scale, 0, 0);
-    pen.clearRect(0, 0, width, height);
+    return pen;
+  };
+
+  // Draw a picture of the same size, which is painted once, in place of what the canvas shows.
+  const showPicture = (canvas, picture, alpha) => {
+    const pen = canvas.getContext("2d");
+    pen.save();
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, canvas.width, canvas.height);
+    pen.globalAlpha = alpha;
+    pen.drawImage(picture, 0, 0);
+    pen.restore();
     return pen;
   };
 
   class Mask {
     constructor(figure, card) {
       this.canvas = figure.querySelector("canvas");
+      this.picture = document.createElement("canvas");
       this.data = JSON.parse(figure.querySelector("script").textContent);
       this.bits = bytesOf(this.data.bits);
       this.card = card;
@@ -31,7 +43,7 @@ document.addEventListener("DOMContentLoaded", () => {
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerdown", (event) => this.point(event));
       this.canvas.addEventListener("pointerleave", leave);
-      this.draw();
+      this.paint();
     }
 
     at(row, column) {
@@ -39,37 +51,56 @@ document.addEventListener("DOMContentLoaded", () => {
       return (this.bits[index >> 3] >> (7 - (index & 7))) & 1;
     }
 
-    draw() {
+    paint() {
       const { rows, columns } = this.data;
       const room = Math.min(300, this.card.clientWidth - 36);
       this.cell = Math.max(2, Math.min(11, Math.floor(room / columns)));
+      const size = [columns * this.cell, Math.max(1, rows) * this.cell];
+      prepare(this.canvas, ...size);
+      const pen = prepare(this.picture, ...size);
+      this.shades = shades();
+      for (let i = 0; i < rows; i++) this.paintRow(pen, i, this.shades.on);
+      this.draw();
+    }
+
+    // Cells without a gap between them are painted in runs.
+    paintRow(pen, i, on) {
+      const columns = this.data.columns;
       const gap = this.cell > 5 ? 1 : 0;
-      const pen = prepare(this.canvas, columns * this.cell, Math.max(1, rows) * this.cell);
-      const { on, off, row } = shades();
-      for (let i = 0; i < rows; i++)
-        for (let j = 0; j < columns; j++) {
-          const set = this.at(i, j);
-          pen.globalAlpha = this.rows.size && !this.rows.has(i) ? 0.35 : 1;
-          pen.fillStyle = set ? (this.rows.has(i) ? row : on) : off;
-          pen.fillRect(j * this.cell, i * this.cell, this.cell - gap, this.cell - gap);
-        }
+      for (let j = 0, end = 0; j < columns; j = end) {
+        const set = this.at(i, j);
+        for (end = j + 1; !gap && end < columns && this.at(i, end) === set; ) end++;
+        pen.fillStyle = set ? on : this.shades.off;
+        pen.fillRect(j * this.cell, i * this.cell, (end - j) * this.cell - gap, this.cell - gap);
+      }
+    }
+
+    draw() {
+      const { rows, columns, rowStarts, columnStarts } = this.data;
+      const pen = showPicture(this.canvas, this.picture, this.rows.size ? 0.35 : 1);
+      for (const i of this.rows) {
+        pen.clearRect(0, i * this.cell, columns * this.cell, this.cell);
+        this.paintRow(pen, i, this.shades.row);
+      }
       pen.globalAlpha = 0.8;
-      pen.fillStyle = shades().ink; // between documents and segments
-      for (const i of this.data.rowStarts) pen.fillRect(0, i * this.cell - 1, columns * this.cell, 1);
-      for (const j of this.data.columnStarts) pen.fillRect(j * this.cell - 1, 0, 1, rows * this.cell);
+      pen.fillStyle = this.shades.ink; // between documents and segments
+      for (const i of rowStarts) pen.fillRect(0, i * this.cell - 1, columns * this.cell, 1);
+      for (const j of columnStarts) pen.fillRect(j * this.cell - 1, 0, 1, rows * this.cell);
       pen.globalAlpha = 1;
     }
 
     point(event) {
       const box = this.canvas.getBoundingClientRect();
       const row = Math.floor((event.clientY - box.top) / this.cell);
+      if (this.rows.has(row)) return; // moved within it
       const token = this.card.streams[this.data.queries]?.[this.data.positions[row]];
       if (token) this.card.show(token);
     }
 
-    highlight(stream, places) {
-      this.rows = new Set(this.data.positions.flatMap((place, row) => (this.data.queries === stream && places.has(place) ? [row] : [])));
-      this.draw();
+    highlight(places) {
+      const empty = !this.rows.size;
+      this.rows = new Set(places.size ? this.data.positions.flatMap((place, row) => (places.has(place) ? [row] : [])) : []);
+      if (this.rows.size || !empty) this.draw();
     }
 
     seen(row) {
@@ -82,6 +113,8 @@ document.addEventListener("DOMContentLoaded", () => {
       this.node = node;
       this.clientWidth = node.clientWidth;
       this.streams = all(".stream", node).map((stream) => all(".tok", stream));
+      this.spans = this.streams.map((tokens) => tokens.map(spanOf));
+      this.marked = []; // tokens with a class that clear() removes
       this.masks = all(".mask", node).map((figure) => new Mask(figure, this));
       this.streams.flat().forEach((token) => {
         token.addEventListener("pointerenter", () => this.show(token));
@@ -95,27 +128,33 @@ document.addEventListener("DOMContentLoaded", () => {
       if (span) pick(span);
       else {
         pick(null);
-        this.mark((other) => other === token);
+        this.mark((_, other) => other === token);
       }
     }
 
     mark(chosen) {
-      const streams = this.streams.map((tokens) => new Set(tokens.flatMap((token, place) => (chosen(token) ? [place] : []))));
-      streams.forEach((places, stream) => places.forEach((place) => this.streams[stream][place].classList.add("active")));
+      const streams = this.streams.map((tokens, stream) => new Set(tokens.flatMap((token, place) => (chosen(this.spans[stream][place], token) ? [place] : []))));
+      streams.forEach((places, stream) => places.forEach((place) => this.add(this.streams[stream][place], "active")));
       for (const mask of this.masks) {
-        mask.highlight(mask.data.queries, streams[mask.data.queries] || new Set());
-        for (const row of mask.rows) for (const key of mask.seen(row)) this.streams[mask.data.keys][key]?.classList.add("seen");
+        mask.highlight(streams[mask.data.queries] || new Set());
+        for (const row of mask.rows) for (const key of mask.seen(row)) this.add(this.streams[mask.data.keys][key], "seen");
       }
     }
 
+    add(token, name) {
+      token?.classList.add(name);
+      if (token) this.marked.push(token);
+    }
+
     clear() {
-      this.streams.flat().forEach((token) => token.classList.remove("active", "seen"));
-      this.masks.forEach((mask) => mask.highlight(-1, new Set()));
+      this.marked.forEach((token) => token.classList.remove("active", "seen"));
+      this.marked = [];
+      this.masks.forEach((mask) => mask.highlight(new Set()));
     }
 
     redraw() {
       this.clientWidth = this.node.clientWidth;
-      if (this.clientWidth) this.masks.forEach((mask) => mask.draw());
+      if (this.clientWidth) this.masks.forEach((mask) => mask.paint());
     }
   }
 
@@ -128,6 +167,7 @@ document.addEventListener("DOMContentLoaded", () => {
       this.keys = all(".keys-strip .tok", node);
       this.chosen = [0, 0];
       this.query = null;
+      this.picture = document.createElement("canvas");
       this.addThumbs();
       this.queries.forEach((token, index) => {
         token.addEventListener("pointerenter", () => this.show(index));
@@ -139,7 +179,7 @@ document.addEventListener("DOMContentLoaded", () => {
         const box = this.large.getBoundingClientRect();
         this.show(Math.floor((event.clientY - box.top) / this.cell));
       });
-      this.draw();
+      this.paint();
     }
 
     at(layer, head, query, key) {
@@ -158,8 +198,7 @@ document.addEventListener("DOMContentLoaded", () => {
           button.title = `layer ${layer + 1}, head ${head + 1}`;
           button.setAttribute("aria-label", button.title);
           button.addEventListener("click", () => {
-            this.chosen = [layer, head];
-            this.draw();
+            this.choose(layer, head);
           });
           const canvas = document.createElement("canvas");
           button.append(canvas);
@@ -168,29 +207,56 @@ document.addEventListener("DOMContentLoaded", () => {
         }
     }
 
-    paint(canvas, layer, head, cell) {
+    paintHead(canvas, layer, head, cell) {
       const [queries, keys] = this.data.shape;
-      const pen = prepare(canvas, Math.max(1, keys * cell), Math.max(1, queries * cell));
-      pen.fillStyle = shades().on;
-      for (let i = 0; i < queries; i++)
-        for (let j = 0; j < keys; j++) {
-          const weight = this.at(layer, head, i, j);
-          if (!weight) continue;
-          pen.globalAlpha = Math.sqrt(weight);
-          pen.fillRect(j * cell, i * cell, cell, cell);
-        }
+      const pen = prepare(canvas, keys * cell, queries * cell);
+      const weights = document.createElement("canvas"); // a pixel for each pair of tokens
+      [weights.width, weights.height] = [keys, queries];
+      const own = weights.getContext("2d");
+      const image = own.createImageData(keys, queries);
+      const first = (layer * this.data.heads + head) * queries * keys;
+      for (let i = 0; i < queries * keys; i++) image.data[4 * i + 3] = 255 * Math.sqrt(this.bytes[first + i] / 255);
+      own.putImageData(image, 0, 0);
+      own.globalCompositeOperation = "source-in";
+      own.fillStyle = shades().on;
+      own.fillRect(0, 0, keys, queries);
+      pen.imageSmoothingEnabled = false;
+      pen.drawImage(weights, 0, 0, keys * cell, queries * cell);
+      pen.globalAlpha = 0.8;
+      pen.fillStyle = shades().ink; // between rows
+      for (const start of this.data.rowStarts) {
+        pen.fillRect(0, start * cell - 1, keys * cell, 1);
+        pen.fillRect(start * cell - 1, 0, 1, queries * cell);
+      }
       pen.globalAlpha = 1;
       return pen;
     }
 
-    draw() {
+    // Whether a key is in the memory of the row that a query is in.
+    remembers(query, key) {
+      const start = this.data.rowStarts.findLast((first) => first <= query) || 0;
+      return key < start && key >= start - this.data.memory;
+    }
+
+    paint() {
+      const cell = Math.max(1, Math.floor(56 / Math.max(...this.data.shape)));
+      for (const { canvas, layer, head } of this.thumbs) this.paintHead(canvas, layer, head, cell);
+      this.choose(...this.chosen);
+    }
+
+    choose(layer, head) {
       const [queries, keys] = this.data.shape;
-      for (const { button, canvas, layer, head } of this.thumbs) {
-        button.setAttribute("aria-pressed", String(layer === this.chosen[0] && head === this.chosen[1]));
-        this.paint(canvas, layer, head, Math.max(1, Math.floor(56 / Math.max(queries, keys))));
-      }
+      this.chosen = [layer, head];
+      for (const thumb of this.thumbs) thumb.button.setAttribute("aria-pressed", String(thumb.layer === layer && thumb.head === head));
       this.cell = Math.max(4, Math.min(16, Math.floor(380 / Math.max(queries, keys))));
-      const pen = this.paint(this.large, ...this.chosen, this.cell);
+      this.paintHead(this.picture, layer, head, this.cell);
+      prepare(this.large, keys * this.cell, queries * this.cell);
+      this.draw();
+    }
+
+    draw() {
+      const keys = this.data.shape[1];
+      const pen = showPicture(this.large, this.picture, 1);
       if (this.query !== null) {
         pen.strokeStyle = shades().row;
         pen.lineWidth = 2;
@@ -199,10 +265,13 @@ document.addEventListener("DOMContentLoaded", () => {
       const [layer, head] = this.chosen;
       const words = [`layer ${layer + 1}, head ${head + 1}`];
       this.queries.forEach((token, index) => token.classList.toggle("active", index === this.query));
+      this.keys.forEach((token, key) => token.classList.toggle("memory", this.query !== null && this.remembers(this.query, key)));
       this.keys.forEach((token, key) => token.style.setProperty("--w", this.query === null ? 0 : this.at(layer, head, this.query, key)));
       if (this.query !== null) {
         const best = Array.from({ length: keys }, (_, key) => key).sort((a, b) => this.at(layer, head, this.query, b) - this.at(layer, head, this.query, a))[0];
+        const own = Array.from({ length: keys }, (_, key) => (this.remembers(this.query, key) ? this.at(layer, head, this.query, key) : 0));
         words.push(`${this.data.queries[this.query]} attends most to ${this.data.keys[best]}: ${this.at(layer, head, this.query, best).toFixed(2)}`);
+        if (this.data.rowStarts.length) words.push(`${own.reduce((a, b) => a + b, 0).toFixed(2)} of its attention is to the memory`);
       }
       this.node.querySelector(".chosen").textContent = words.join("; ");
     }
@@ -215,12 +284,17 @@ document.addEventListener("DOMContentLoaded", () => {
 
     pick(span) {
       const index = span ? this.data.querySpans.findIndex((own) => overlap(own, span)) : -1;
-      if (index >= 0) this.show(index);
+      if (index < 0 && this.query !== null) {
+        this.query = null;
+        this.draw();
+      }
+      this.show(index);
     }
   }
 
   let held = null;
   const strip = all(".text-strip .tok");
+  const stripSpans = strip.map(spanOf);
   // A finger leaves when it is lifted; what it marked stays until it taps elsewhere.
   function leave(event) {
     if (event.pointerType === "mouse") pick(null);
@@ -228,10 +302,10 @@ document.addEventListener("DOMContentLoaded", () => {
 
   function pick(span) {
     const wanted = span || held;
-    strip.forEach((token) => token.classList.toggle("active", Boolean(overlap(spanOf(token), wanted))));
+    strip.forEach((token, place) => token.classList.toggle("active", Boolean(overlap(stripSpans[place], wanted))));
     for (const card of cards) {
       card.clear();
-      if (wanted) card.mark((token) => overlap(spanOf(token), wanted));
+      if (wanted) card.mark((span) => overlap(span, wanted));
     }
     if (wanted) attention.forEach((one) => one.pick(wanted));
   }
@@ -279,7 +353,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
   onRedraw(() => {
     cards.forEach((card) => card.redraw());
-    attention.forEach((one) => one.draw());
+    attention.forEach((one) => one.paint());
   });
   addEventListener("resize", () => cards.forEach((card) => card.redraw()));
 });

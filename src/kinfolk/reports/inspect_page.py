@@ -189,6 +189,8 @@ def attention_data(view: AttentionView) -> Markup:
         "querySpans": list(view.query_spans),
         "keySpans": list(view.key_spans),
         "shape": [queries, keys],
+        "rowStarts": list(view.row_starts),
+        "memory": view.memory,
         "bytes": base64.b64encode(levels.tobytes()).decode(),
     }
     return htmlsafe_json_dumps(data)

@@ -87,6 +87,8 @@ class AttentionView:
     # Characters of the text that each of them stands for; None: a special token.
     query_spans: Sequence[tuple[int, int] | None]
     key_spans: Sequence[tuple[int, int] | None]
+    row_starts: Sequence[int] = ()  # rows after the first, which attend to a memory
+    memory: int = 0  # tokens before a row that are in its memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,16 @@ class CurvesView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenValuesView:
+    """A value from 0 to 1 for every token."""
+
+    title: str
+    hint: str
+    tokens: Sequence[str]
+    values: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelView:
     """What a trained model computes for the text."""
 
@@ -111,6 +123,7 @@ class ModelView:
     predictions: Sequence[tuple[str, Sequence[PredictionView]]]  # by direction or network
     attention: Sequence[AttentionView]
     curves: Sequence[CurvesView]
+    token_values: Sequence[TokenValuesView] = ()
     tables: Sequence[TableView] = ()
     notes: Sequence[str] = ()
 

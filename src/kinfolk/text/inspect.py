@@ -99,7 +99,11 @@ def _decode_bytes(tokens: Sequence[str], is_special: Sequence[bool]) -> list[str
         text = ""
         for character, first, last in dict.fromkeys(spans[begin:end]):
             held = stream[max(first, begin) : min(last, end)]
-            text += character if len(held) == last - first else f"{character}⟨{held.hex(' ')}⟩"
+            alone = "\udc80" <= character <= "\udcff"  # a byte that is no character
+            if alone or len(held) < last - first:
+                text += f"{'' if alone else character}⟨{held.hex(' ')}⟩"
+            else:
+                text += character
         decoded.append(text if part else token)
         begin = end
     return decoded

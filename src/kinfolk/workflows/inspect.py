@@ -8,6 +8,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
+from kinfolk.workflows.generate import to_inference
 from kinfolk.workflows.inspect_layouts import Layout, layout_of_ids, layout_of_text
 from kinfolk.workflows.inspect_network import (
     LensPredictions,
@@ -30,6 +31,9 @@ class Inspection:
     input_ids: tuple[int, ...]  # of the row that makes predictions
     encoder_ids: tuple[int, ...]  # of the encoder, if there is one
     labels: tuple[int | None, ...]  # predicted at each place
+    # The token of the text at each place of both rows, None elsewhere; empty without a text.
+    sources: tuple[int | None, ...]
+    encoder_sources: tuple[int | None, ...]
     arrays: Mapping[str, ValueArray]
     predictions: Mapping[str, LensPredictions] = field(default_factory=dict)
     values: NetworkValues = field(default_factory=NetworkValues)
@@ -52,18 +56,21 @@ def inspect(
     *,
     target: str | Sequence[int] | None = None,
     seed: int = 0,
+    device: str = "auto",
 ) -> Inspection:
     """Return what a model computes for a text: `inspect("runs/gpt2", "The cat sat")["attention"]`.
 
     The model is a folder, or the network that `kinfolk.load` returns, with its tokenizer. A list of
     token ids is read as it is; a text gets the special tokens of the family. An encoder-decoder
     reads the text, and `target` is what its decoder predicts; without one, spans of the text are
-    cut out by `seed`, or a target is generated. The network is left as it was.
+    cut out by `seed`, or a target is generated. The network is left as it was, and where it was;
+    `device` is for the model of a folder.
     """
     if isinstance(tokenizer, Path | str):
         tokenizer = load_tokenizer(tokenizer)
     if isinstance(model, Path | str):
         model, tokenizer = load(model, tokenizer)
+        to_inference(model, device=device, precision="fp32")
     layout = lay_out(model, text, tokenizer, target, seed)
     check_length(model, layout)
     mask_id = None if tokenizer is None else tokenizer.special_tokens.mask
@@ -73,6 +80,8 @@ def inspect(
         tuple(layout.input_ids),
         tuple(layout.encoder_ids),
         tuple(layout.labels),
+        tuple(layout.sources),
+        tuple(layout.encoder_sources),
         values.arrays | prediction_arrays(values.predictions),
         values.predictions,
         values,

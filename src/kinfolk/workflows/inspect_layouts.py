@@ -1,7 +1,7 @@
 """How a trained model reads a text that is inspected: inputs, and the label at each place."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.generate import generate
-from kinfolk.workflows.inspect_draws import InspectedText, draw_examples
+from kinfolk.workflows.inspect_draws import Draw, InspectedText, draw_examples
 
 Labels = list[int | None]  # of each place; None: nothing is predicted there
+Sources = list[int | None]  # the token of the text at each place; None: another one
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,8 @@ class Layout:
     inputs: Inputs
     labels: Labels
     backward_labels: Labels | None = None  # of a backward model (ELMo)
+    sources: Sources = field(default_factory=list)  # empty: the row was not made from a text
+    encoder_sources: Sources = field(default_factory=list)
 
     @property
     def input_ids(self) -> list[int]:
@@ -75,6 +78,14 @@ def layout_of_text(
         raise UserError(
             f"a target applies to encoder-decoder models, not to {model.family_name}: remove it"
         )
+    layout = single_row_layout(model, text, tokenizer, device)
+    return replace(layout, sources=sources_of(layout.input_ids, tokenizer.offsets(text)[0]))
+
+
+def single_row_layout(
+    model: LanguageModel, text: str, tokenizer: Tokenizer, device: torch.device
+) -> Layout:
+    """Lay out a text for a network that reads one row."""
     special = tokenizer.special_tokens
     if model.decoding == "infilling":
         ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int64)
@@ -92,6 +103,16 @@ def layout_of_text(
         types = CLS_TOKEN_TYPE * inputs.input_ids.eq(cls).long()
         inputs = replace(inputs, token_type_ids=types)
     return Layout(inputs, labels)
+
+
+def sources_of(row: Sequence[int], plain: Sequence[int]) -> Sources:
+    """Return the token of a text at each place of a row that has all of the text in order."""
+    sources: Sources = [None] * len(row)
+    for first in range(len(row) - len(plain) + 1):
+        if list(row[first : first + len(plain)]) == list(plain):
+            sources[first : first + len(plain)] = range(len(plain))
+            break
+    return sources
 
 
 def next_token_layout(
@@ -148,10 +169,12 @@ def text_pair_layout(
     special = tokenizer.special_tokens
     first = next(iter(family_of(model).objectives.values()))
     if target is None and issubclass(first, SpanCorruption) and special.sentinels:
-        (example,) = draw_examples(first, InspectedText((text,), tokenizer), seed).rows[0]
-        assert example.encoder_input_ids is not None and example.labels is not None
-        encoder, labels = example.encoder_input_ids.tolist(), example.labels.tolist()
-        return encoder_decoder_layout(model, encoder, labels, None, device)
+        draw = draw_examples(first, InspectedText((text,), tokenizer), seed)
+        layout = cut_layout(model, draw, device)
+        # Some foreign tokenizers give a text other ids than its lines.
+        return (
+            layout if draw.ids.tolist() == tokenizer.offsets(text)[0] else without_sources(layout)
+        )
     if target is None:
         assert issubclass(first, Seq2Seq | SpanCorruption)
         length = len(tokenizer.encode(text)) + 16
@@ -159,7 +182,29 @@ def text_pair_layout(
     ids = tokenizer.encode(text, add_special_tokens=False)
     end = [] if special.eos is None else [special.eos]
     written = tokenizer.target.encode(target, add_special_tokens=False)
-    return encoder_decoder_layout(model, [*ids, *end], written, special.eos, device)
+    layout = encoder_decoder_layout(model, [*ids, *end], written, special.eos, device)
+    sources = sources_of(layout.encoder_ids, tokenizer.offsets(text)[0])
+    return replace(without_sources(layout), encoder_sources=sources)
+
+
+def without_sources(layout: Layout) -> Layout:
+    """Return a layout of which nothing is known to stand in the text."""
+    nothing: Sources = [None] * len(layout.input_ids)
+    return replace(layout, sources=nothing, encoder_sources=[None] * len(layout.encoder_ids))
+
+
+def cut_layout(model: EncoderDecoder, draw: Draw, device: torch.device) -> Layout:
+    """Lay out a text with spans cut out, which the decoder generates."""
+    ((example,),), ((marked,),) = draw.rows, draw.marked
+    assert example.encoder_input_ids is not None and example.labels is not None
+    assert marked.encoder_input_ids is not None and marked.labels is not None
+    encoder, labels = example.encoder_input_ids.tolist(), example.labels.tolist()
+    layout = encoder_decoder_layout(model, encoder, labels, None, device)
+    return replace(
+        layout,
+        sources=[None, *draw.source(marked.labels)[:-1]],  # each place reads the label before
+        encoder_sources=draw.source(marked.encoder_input_ids),
+    )
 
 
 def encoder_decoder_layout(

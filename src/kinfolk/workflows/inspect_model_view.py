@@ -13,6 +13,7 @@ from kinfolk.reports.inspect_view import (
     ModelView,
     PredictionView,
     TableView,
+    TokenValuesView,
 )
 from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ def model_view(
         ],
         attention=[*attention_views(found, tokens, spans_of_rows(found, text, tokenizer))],
         curves=[*curve_views(found, tokens)],
+        token_values=[*replaced_views(found, tokens[""])],
         tables=[*backoff_tables(model, found, tokenizer)],
         notes=found.values.notes,
     )
@@ -60,16 +62,12 @@ def spans_of_rows(
     found: Inspection, text: str, tokenizer: Tokenizer
 ) -> dict[str, list[CharacterSpan | None]]:
     """Return the characters of each token of the rows; None where the text is not there."""
-    plain, offsets = tokenizer.offsets(text)
-    rows = {"": list(found.input_ids), "encoder": list(found.encoder_ids)}
-    spans: dict[str, list[CharacterSpan | None]] = {}
-    for name, row in rows.items():
-        spans[name] = [None] * len(row)
-        for first in range(len(row) - len(plain) + 1):
-            if row[first : first + len(plain)] == plain:
-                spans[name][first : first + len(plain)] = offsets
-                break
-    return spans
+    _, offsets = tokenizer.offsets(text)
+    rows = {"": found.sources, "encoder": found.encoder_sources}
+    return {
+        name: [None if source is None else offsets[source] for source in sources]
+        for name, sources in rows.items()
+    }
 
 
 def prediction_views(
@@ -104,10 +102,23 @@ def prediction_views(
     return views
 
 
+def replaced_views(found: Inspection, tokens: Sequence[str]) -> Iterator[TokenValuesView]:
+    """Yield what ELECTRA's discriminator says of each token."""
+    if "replaced_probabilities" in found.arrays:
+        yield TokenValuesView(
+            title="Probability that a token was replaced, by the discriminator",
+            hint="It reads the text as it is, in which no token was replaced. Darker tokens are "
+            "those that it takes for samples of the generator.",
+            tokens=tokens,
+            values=found["replaced_probabilities"].tolist(),
+        )
+
+
 def attention_views(
     found: Inspection, tokens: dict[str, list[str]], spans: dict[str, list[CharacterSpan | None]]
 ) -> Iterator[AttentionView]:
     """Yield the attention of each stack of layers."""
+    rows = found.values.rows
     for name, probabilities in found.arrays.items():
         if not name.endswith("attention"):
             continue
@@ -121,6 +132,8 @@ def attention_views(
             keys=tokens[keys],
             query_spans=spans[queries],
             key_spans=spans[keys],
+            row_starts=() if rows is None else rows.starts,
+            memory=0 if rows is None else rows.memory,
         )
 
 

@@ -1,7 +1,6 @@
 """What a trained network computes for a text: attention, hidden states, predictions by layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +15,13 @@ from kinfolk.errors import UserError
 from kinfolk.families.cove import CoVe
 from kinfolk.families.electra import Electra
 from kinfolk.families.elmo import ELMo
+from kinfolk.families.transformer_xl import TransformerXL
+from kinfolk.generation.prompts import eval_mode
 from kinfolk.nn.language_model import EncoderDecoder, LanguageModel
 from kinfolk.nn.recording import QUERY, Recording, record_layers_and_attention
 from kinfolk.workflows.inspect_layouts import Labels, Layout
 from kinfolk.workflows.inspect_recurrent import RecurrentStates, recurrent_states
+from kinfolk.workflows.inspect_rows import RowsWithMemory, run_rows
 
 TOP = 5  # predictions shown at each place
 MASKED_ROWS = 16  # of a text with one token masked in each, which run at a time
@@ -37,14 +39,10 @@ class LensPredictions:
     layers: tuple[str, ...]  # embeddings, layer 1 ...
     logits: ValueArray  # (positions, vocabulary)
     probabilities: ValueArray  # (positions,): of the label; NaN where there is none
+    losses: ValueArray  # (positions,): its negative log-likelihood in nats; NaN likewise
     lens_ids: ValueArray  # (layers, positions, TOP)
     lens_probabilities: ValueArray  # (layers, positions, TOP)
     lens_label_probabilities: ValueArray  # (layers, positions)
-
-    @property
-    def losses(self) -> ValueArray:
-        """The negative log-likelihood of each label in nats; NaN where there is none."""
-        return -np.log(self.probabilities)
 
 
 @dataclass
@@ -56,6 +54,7 @@ class NetworkValues:
         default_factory=dict
     )  # by direction; "": the one
     traces: RecurrentStates | None = None  # of LSTM layers
+    rows: RowsWithMemory | None = None  # of Transformer-XL
     notes: list[str] = field(default_factory=list)
 
     def add_recording(self, model: LanguageModel, recording: Recording) -> None:
@@ -96,18 +95,6 @@ def to_numpy(x: Tensor) -> ValueArray:
     return found
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the block in evaluation mode and without gradients."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
-
-
 def network_values(model: LanguageModel, layout: Layout, mask_id: int | None) -> NetworkValues:
     """Return what a network computes for a text.
 
@@ -115,7 +102,7 @@ def network_values(model: LanguageModel, layout: Layout, mask_id: int | None) ->
     """
     values, network = NetworkValues(), model.pretrained
     predicts = can_predict(model, values)
-    with evaluating(model):
+    with torch.no_grad(), eval_mode(model):
         if isinstance(network, EncoderDecoder):
             run_encoder_decoder(network, layout, values, predicts)
         elif any(isinstance(part, nn.LSTM) for part in network.modules()):
@@ -124,6 +111,8 @@ def network_values(model: LanguageModel, layout: Layout, mask_id: int | None) ->
             run_two_streams(network, layout, values, predicts)
         elif network.architecture == "encoder":
             run_encoder(network, layout, values, mask_id if predicts else None, predicts)
+            if isinstance(model, Electra):
+                detect_replaced(model, layout, values)
         else:
             run_decoder(network, layout, values, predicts)
     return values
@@ -151,8 +140,13 @@ def run_decoder(
     model: LanguageModel, layout: Layout, values: NetworkValues, predicts: bool
 ) -> None:
     """Run a network whose hidden state at a place predicts the label there."""
-    with record_layers_and_attention(model) as recording:
-        output = model(layout.inputs).hidden
+    if isinstance(model, TransformerXL) and model.config.mem_len:
+        read = values.rows = run_rows(model, layout.inputs)
+        recording, output = read.recording, read.output
+        values.notes.append(memory_note(read))
+    else:
+        with record_layers_and_attention(model) as recording:
+            output = model(layout.inputs).hidden
     values.add_recording(model, recording)
     if not recording.hidden:  # of an n-gram model, whose states are its contexts
         values.predictions[""] = predict_by_layer(model, [output[0]], layout.labels)
@@ -164,6 +158,18 @@ def run_decoder(
         values.predictions[""] = predict_by_layer(model, rows, layout.labels)
 
 
+def memory_note(rows: RowsWithMemory) -> str:
+    """Say how a text is read with a memory."""
+    if not rows.starts:
+        return "The text is a single row: the memory before it is empty."
+    first = rows.starts[0]
+    held = "all" if first <= rows.memory else f"the last {rows.memory}"
+    return (
+        "The text is read in two rows. The second also attends to the memory, the hidden states "
+        f"that every layer kept of the first: here of {held} of its {first} tokens."
+    )
+
+
 def run_encoder(
     model: LanguageModel,
     layout: Layout,
@@ -173,13 +179,10 @@ def run_encoder(
 ) -> None:
     """Run an encoder on the text, and to predict tokens on the text with each of them masked."""
     with record_layers_and_attention(model) as recording:
-        output = model(layout.inputs).hidden
+        model(layout.inputs)
         if isinstance(model, Electra) and predicts:
             model.forward_lm(layout.inputs)
     values.add_recording(model, recording)
-    if isinstance(model, Electra):
-        replaced = model.discriminator_logits(output)[0].sigmoid()
-        values.arrays["replaced_probabilities"] = to_numpy(replaced)
     if not predicts:
         return
     length = layout.inputs.input_ids.shape[1]
@@ -202,6 +205,15 @@ def run_encoder(
             "Each token is predicted from the text with that token masked; attention and norms are "
             "those of the text without masks."
         )
+
+
+def detect_replaced(model: Electra, layout: Layout, values: NetworkValues) -> None:
+    """Keep the probability that the discriminator gives each token of having been replaced."""
+    if "discriminator_head" in model.random_modules:  # of a generator that was saved alone
+        values.notes.append("The model folder has no weights of the discriminator's head.")
+        return
+    replaced = model.discriminator_logits(model(layout.inputs).hidden)[0].sigmoid()
+    values.arrays["replaced_probabilities"] = to_numpy(replaced)
 
 
 def run_two_streams(
@@ -315,21 +327,25 @@ def predict_by_layer(
     wanted = torch.tensor([0 if i is None else i for i in labels], device=states[-1].device)
     missing = np.array([i is None for i in labels])
     ids, best, of_labels = [], [], []
-    logits = states[-1]
+    logits = log_probabilities = states[-1]
     for _, hidden in pairs:
         logits = layer_logits(model, hidden)
-        probabilities = logits.double().softmax(-1)
+        log_probabilities = logits.double().log_softmax(-1)
+        probabilities = log_probabilities.exp()
         top = probabilities.topk(min(TOP, probabilities.shape[-1]))
         own = to_numpy(probabilities.gather(1, wanted[:, None])[:, 0])
         own[missing] = np.nan
         ids.append(top.indices.cpu().numpy())
         best.append(to_numpy(top.values))
         of_labels.append(own)
+    losses = np.abs(to_numpy(log_probabilities.gather(1, wanted[:, None])[:, 0]))  # no -0.0
+    losses[missing] = np.nan
     return LensPredictions(
         labels=labels,
         layers=tuple(name for name, _ in pairs),
         logits=to_numpy(logits),
         probabilities=of_labels[-1],
+        losses=losses,
         lens_ids=np.stack(ids),
         lens_probabilities=np.stack(best),
         lens_label_probabilities=np.stack(of_labels),

@@ -23,7 +23,9 @@ from kinfolk.reports.inspect_view import (
 from kinfolk.text import train_tokenizer
 from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.folders import load_tokenizer
+from kinfolk.workflows.generate import to_inference
 from kinfolk.workflows.inspect_costs import network_costs
 from kinfolk.workflows.inspect_draws import OTHER_DOCUMENT, InspectedText
 from kinfolk.workflows.inspect_masks import dense_views, mask_view
@@ -70,9 +72,14 @@ def inspect_page(
     tokenizer: Path | str | None = None,
     target: str | None = None,
     seed: int = 0,
+    device: str = "auto",
     on_step: Callable[[str], None] = lambda name: None,
 ) -> InspectPage:
-    """Return the page of a text through families (all by default) and trained models."""
+    """Return the page of a text through families (all by default) and trained models.
+
+    Trained models run on the device.
+    """
+    select_device(device)
     documents = split_documents_of(text)
     if not documents:
         raise UserError("the text is empty: give some words")
@@ -83,7 +90,9 @@ def inspect_page(
     chosen = list(dict.fromkeys(names or inspected_families()))
     titles = model_names([name for name in names if Path(name).exists()])
     given = tokenizer is not None
-    subjects = [open_subject(name, titles.get(name), shared, given=given) for name in chosen]
+    subjects = [
+        open_subject(name, titles.get(name), shared, given=given, device=device) for name in chosen
+    ]
     if target is not None and not any(reads_target(subject.family) for subject in subjects):
         raise UserError(
             "--target is what a decoder writes about the text: inspect an encoder-decoder too, "
@@ -177,10 +186,13 @@ def model_names(paths: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def open_subject(name: str, title: str | None, shared: Tokenizer, *, given: bool) -> Subject:
+def open_subject(
+    name: str, title: str | None, shared: Tokenizer, *, given: bool, device: str
+) -> Subject:
     """Open FAMILY[/SIZE], or the folder of a trained model, which has a title."""
     if title is not None:
         model, own = load(name, shared if given else None)
+        model = to_inference(model, device=device, precision="fp32")
         kind = family(model.family_name)
         config = model.config.pretrained
         return Subject(title, kind, config, own, model)
