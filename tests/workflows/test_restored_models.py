@@ -1,4 +1,4 @@
-"""A model that is passed to `embed`, `isotropy` or a probe is afterwards as it was before."""
+"""A model that is passed to `embed`, `logits` or a probe is afterwards as it was before."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +59,12 @@ def test_each_module_keeps_its_mode(name: str, model: Model) -> None:
     before = modes(model[0])
     assert {*before} == {True, False}
     CALLS[name](model, "cpu")
+    assert modes(model[0]) == before
+
+
+def test_logits_leave_each_module_in_its_mode(model: Model) -> None:
+    before = modes(model[0])
+    kinfolk.logits(model[0], model[1].encode(TEXTS[0]))
     assert modes(model[0]) == before
 
 

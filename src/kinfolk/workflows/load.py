@@ -177,8 +177,6 @@ def logits(model: LanguageModel, ids: Sequence[int], source: Sequence[int] | Non
         raise UserError(f"source applies to encoder-decoder models, not to {kind}s: remove it")
     else:
         inputs = Inputs.from_ids(row, causal=kind == "decoder")
-    training = model.training
-    model.eval()
-    scores: Tensor = model.lm_logits(model.forward_lm(inputs).hidden[0]).logits()
-    model.train(training)
+    with eval_mode(model):
+        scores: Tensor = model.lm_logits(model.forward_lm(inputs).hidden[0]).logits()
     return scores
