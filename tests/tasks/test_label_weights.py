@@ -14,6 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.hub import load, save
 from kinfolk.nn.label_weights import LabelWeights, label_gains, weights_of
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
+from kinfolk.tasks.formulations import sentence_selection
 from kinfolk.tasks.formulations.base import Instance
 from kinfolk.tasks.formulations.choose import model_config
 from kinfolk.tasks.formulations.sentence_selection import LabelSets, SentenceSelection
@@ -131,12 +132,20 @@ def test_a_label_set_weighs_more_in_the_sentences_for_which_it_is_right(dictiona
     assert abs(weights[:, 0].mean() - 0.5) < 0.2  # neither is better in all sentences
 
 
-def test_a_set_that_chooses_nothing_does_not_win(dictionary: str) -> None:
+@pytest.mark.parametrize("with_rates", [True, False])
+def test_a_set_that_chooses_nothing_wins_only_without_the_rates_of_sets(
+    with_rates: bool, dictionary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def labels(chosen: bool, kind: int, chance: random.Random) -> list[float]:
         return [float(chosen), 0.0]
 
+    def distances(probabilities: torch.Tensor, labels: torch.Tensor, _: Any) -> torch.Tensor:
+        return -(probabilities[:, None] - labels).square()
+
+    if not with_rates:
+        monkeypatch.setattr(sentence_selection, "label_gains", distances)
     *_, weights, _ = learn(dictionary, labels)
-    assert weights[:, 0].mean() > 0.6
+    assert weights[:, 0].mean() > 0.8 if with_rates else weights[:, 1].mean() > 0.9
 
 
 def test_a_constant_prediction_gains_nothing_for_any_set() -> None:
