@@ -663,6 +663,11 @@ MISTAKES = [
         "search",
         "--label-weights search needs a --dictionary",
     ),
+    (
+        "finetune bert/nano --task extract --train {bad}/articles.tsv -o {new} --label-weights "
+        "learned",
+        "--label-weights learned needs a --dictionary",
+    ),
     ("summarize {classifier} {text}", "models do not support summarize"),
     ("summarize {t5} {text} --num-sentences 2", "--num-sentences applies to models that choose"),
     (

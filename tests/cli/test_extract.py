@@ -1,4 +1,4 @@
-"""Extractive summaries on the command line: fine-tuning, scores, predictions, searched weights."""
+"""Extractive summaries on the command line: fine-tuning, scores, predictions, label weights."""
 
 import json
 import random
@@ -141,3 +141,36 @@ def test_searched_weights_are_those_with_the_best_dev_score(
     ok(kinfolk("evaluate", tmp_path / "run", "--test", train, "--json"))
     both = kinfolk(*command, *search, "--seeds", 2, "-o", tmp_path / "other")
     assert both.code == 2 and "cannot be combined with --seeds" in both.err
+
+
+def test_learned_weights_are_beside_the_scores_and_the_model_predicts(
+    kinfolk: Kinfolk, tmp_path: Path
+) -> None:
+    train = articles(tmp_path / "train.tsv", 40, seed=7)
+    words = tmp_path / "en-xx.txt"
+    words.write_text("river fluss\ncat fluss\n", encoding="utf-8")
+    command = ("finetune", "bert/nano", "--task", "extract", "--train", train, "--steps", 2)
+    learned = ("--dictionary", words, "--label-weights", "learned", "--device", "cpu")
+    said = kinfolk(*command, *learned, "--seeds", 2, "-o", tmp_path / "run")
+    ok(said)
+    assert "learned weights of label sets: original 0." in said.err
+    for seed in ("seed-0", "seed-1"):
+        run = tmp_path / "run" / seed
+        found = json.loads((run / "scores.json").read_text("utf-8"))["label_weights"]
+        assert found["sets"] == ["original", str(words)]
+        for name in ("set_weights", "sentence_mean"):
+            assert sum(found[name]) == pytest.approx(1)
+        recipe = json.loads((run / "recipe.json").read_text("utf-8"))
+        assert recipe["formulations"][0]["label_weights"] == "learned"
+        assert len(recipe["formulations"][0]["label_rates"]) == 2
+    ok(kinfolk("evaluate", tmp_path / "run", "--test", train, "--json"))
+    again = finetune(
+        *("bert/nano", train, tmp_path / "python"),
+        task="extract",
+        options={"label_weights": "learned", "dictionary": (str(words),)},
+        steps=2,
+        device="cpu",
+    )
+    assert (again / "log.jsonl").read_text() == (
+        tmp_path / "run" / "seed-0" / "log.jsonl"
+    ).read_text()

@@ -122,6 +122,29 @@ def test_a_run_of_finetuning_resumes_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_learned_weights_of_label_sets_resume_to_the_bit(tmp_path: Path) -> None:
+    words = tmp_path / "en-xx.txt"
+    words.write_text("river fluss\ncat fluss\n", encoding="utf-8")
+    rows = [
+        {"article": f"The {noun} ran. A river rose {number} times.", "summary": f"A {noun} rose."}
+        for noun in ("cat", "dog", "bird", "king", "queen")
+        for number in range(8)
+    ]
+    options = {"label_weights": "learned", "dictionary": (str(words),)}
+    run = finetune(
+        *("bert/nano", rows, tmp_path / "run"),
+        task="extract",
+        options=options,
+        device="cpu",
+        steps=5,
+    )
+    before = load_file(run / "checkpoints" / "last" / "model.safetensors")
+    assert before["label_weights.set_bias"].any()
+    proof = verify_resume(run, steps=5)
+    assert proof.equal and proof.killed_at == 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "learned_by"),
     [("cvt", "labelled rows and unlabelled text"), ("bilstm", "labelled rows")],

@@ -166,7 +166,7 @@ class TaskOptions:
         "FILE", "extract: One more label set, by replaced words. Repeatable."
     )
     label_weights: str | None = option(
-        "LIST", "extract: Weight of each label set, the original first, or search."
+        "LIST", "extract: Weight of each label set, the original first, or search, or learned."
     )
     replace_words: bool = flag(
         "--replace-words", "extract: Train on articles in the words of --dictionary too."
@@ -304,9 +304,10 @@ def finetune(
         raise UsageError("--seeds runs seeds 0 to N-1: it cannot be combined with --seed")
     if task_options.searches and (model_options.seeds is not None or data.suite is not None):
         raise UsageError("--label-weights search cannot be combined with --seeds and --suite")
-    if task_options.searches and not task_options.dictionary:
+    if task_options.label_weights in ("search", "learned") and not task_options.dictionary:
         raise UsageError(
-            "--label-weights search needs a --dictionary, which makes a second label set"
+            f"--label-weights {task_options.label_weights} needs a --dictionary, which makes a "
+            "second label set"
         )
     if model_options.distillation_weight is not None and model_options.teacher is None:
         raise UsageError("--distillation-weight requires --teacher")
@@ -453,15 +454,16 @@ def training_function(
     return train
 
 
-def parse_weights(text: str | None) -> tuple[float, ...] | None:
-    """Parse numbers between commas."""
-    if text is None:
-        return None
+def parse_weights(text: str | None) -> tuple[float, ...] | str | None:
+    """Parse numbers between commas; `learned` stays as it is."""
+    if text is None or text == "learned":
+        return text
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
         raise UsageError(
-            f"--label-weights {text}: give a number for each label set, such as 0.5,0.5, or search"
+            f"--label-weights {text}: give a number for each label set, such as 0.5,0.5, or "
+            "search or learned"
         ) from None
 
 

@@ -14,6 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceScores
 from kinfolk.nn.init import init_weights_, uniform_attention_init_
 from kinfolk.nn.inter_sentence import InterSentenceHead
+from kinfolk.nn.label_weights import LabelWeights
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, network_of
 
 # What is scored: a text; each token; each token as the start and the end of a span; each of several
@@ -87,6 +88,9 @@ class ModelWithHeadConfig(TaskModelConfig):
     pooling: Pooling = field(help="pooling of the hidden states")
     regression: bool = field(default=False, help="the score is a number, not one of several labels")
     dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate before the last layer")
+    label_sets: int = field(
+        default=0, ge=0, le=2**10, help="label sets of sentences whose weights are learned"
+    )
 
     def __post_init__(self) -> None:
         if not self.labels or len(set(self.labels)) < len(self.labels):
@@ -102,6 +106,11 @@ class ModelWithHeadConfig(TaskModelConfig):
             raise UserError(
                 f"regression=True needs head='text' with one label (got head={self.head!r} with "
                 f"labels={self.labels})"
+            )
+        if self.label_sets and (self.head != "sentences" or self.label_sets == 1):
+            raise UserError(
+                f"label_sets={self.label_sets} needs head='sentences' and at least 2 sets (got "
+                f"head={self.head!r})"
             )
         if self.head == "text" and len(self.labels) == 1 and not self.regression:
             raise UserError(
@@ -246,6 +255,8 @@ class ModelWithHead(TaskModel):
     def __init__(self, c: ModelWithHeadConfig) -> None:
         super().__init__(c)
         self.head = task_head(c)
+        if c.label_sets:
+            self.label_weights = LabelWeights(c.hidden_size, c.label_sets)
 
     def reset_pooling(self) -> None:
         """Let the token that an encoder's head over a text reads start as the mean of all tokens.

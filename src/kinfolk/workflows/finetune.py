@@ -24,6 +24,7 @@ from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
 from kinfolk.tasks.formulations.base import Formulation, Instance
 from kinfolk.tasks.formulations.cross_view import CrossView, UnlabelledBatches
 from kinfolk.tasks.formulations.head import CausalHead, LabelHead
+from kinfolk.tasks.formulations.sentence_selection import SentenceSelection
 from kinfolk.tasks.instances import (
     TOKENS_PER_BATCH,
     AlternatingBatches,
@@ -53,6 +54,7 @@ from kinfolk.workflows.finetune_recipe import (
 )
 from kinfolk.workflows.finetune_setup import check_unlabelled, fit_formulations, make_recipe
 from kinfolk.workflows.folders import check_new_folder, exclusive_run
+from kinfolk.workflows.label_search import learned_label_weights, weight_messages
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.preflight import announce, check_finetuning
 from kinfolk.workflows.recipe import (
@@ -366,11 +368,28 @@ class FineTuneWorkload(Workload):
             metric = self.recipe.formulations[0].task.main_metric
             dev = best_metrics(folder)
             baselines, messages = self.baselines(dev)
+            learned = self.learned_weights(folder)
+            messages = [*messages, *weight_messages(learned)]
             scores = {"metric": metric, "dev": dev, "baselines": baselines, "messages": messages}
+            scores |= {"label_weights": learned} if learned else {}
             with new_file(folder / "scores.json") as file:
                 file.write(json.dumps(scores, indent=2) + "\n")
             self.report_messages(messages)
         write_report(folder, finished=finished)
+
+    def learned_weights(self, folder: Path) -> dict[str, Any]:
+        """Return the weights of label sets that the best checkpoint has learned, if any."""
+        formulation = self.objective
+        if not isinstance(formulation, SentenceSelection) or not formulation.learned_sets:
+            return {}
+        best = folder / "checkpoints" / "best"  # none without dev rows
+        model = hub.load_model(best if best.exists() else best.with_name("last"))
+        instances = [
+            instance
+            for row in self.dev_rows[0]
+            for instance in formulation.instances(row, self.tokenizer)
+        ]
+        return learned_label_weights(formulation, model, instances)
 
     def samples(self) -> Sequence[RunSample]:
         """Return the predictions of the first dev rows of each task."""

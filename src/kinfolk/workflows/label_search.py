@@ -1,20 +1,27 @@
-"""Search for the weights of label sets: a fine-tuning run for each point of a grid.
+"""Weights of label sets: a search with a fine-tuning run for each point of a grid; learned ones.
 
 RUN/weights-1-0/, RUN/weights-0.75-0.25/ ...   a run each
 RUN/scores.json                                the dev scores of all
 RUN/best                                       a link to the best of them
 
-Jia et al. (2022) learn a weight for each label set and sentence together with the model. Here each
-set has one weight, and dev rows decide: with two sets these are five runs.
+Jia et al. (2022) learn a weight for each label set and sentence together with the model, as
+`--label-weights learned` does. In a search each set has one weight, and dev rows decide: with two
+sets these are five runs.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kinfolk.errors import UserError
 from kinfolk.files import new_file, new_folder, replace_link
+from kinfolk.nn.label_weights import weights_of
+from kinfolk.tasks.formulations.base import Instance
+from kinfolk.tasks.formulations.sentence_selection import SentenceSelection
+from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.training.distributed import Processes
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import RESUME, check_new_folder, exclusive_run
@@ -100,3 +107,38 @@ def read_search(run: Path) -> dict[str, Any]:
     """Return the results of a search."""
     found: dict[str, Any] = json.loads((run / "scores.json").read_text("utf-8"))
     return found
+
+
+@torch.no_grad()
+def learned_label_weights(
+    formulation: SentenceSelection, model: Any, instances: Sequence[Instance]
+) -> dict[str, Any]:
+    """Return the learned weights of label sets, and those of the sentences of labelled documents.
+
+    The sets are the original one and those of dictionaries, in this order.
+    """
+    model = model.eval()
+    device = next(model.parameters()).device
+    found = []
+    for group in length_buckets([instance.tokens for instance in instances], TOKENS_PER_BATCH):
+        batch = formulation.make_batch([instances[index] for index in group]).to(device)
+        found.append(formulation.sentence_weights(model, batch).double().cpu())
+    weights: dict[str, Any] = {
+        "sets": ["original", *formulation.dictionary],
+        "set_weights": weights_of(model.label_weights.of_sets).tolist(),
+    }
+    if found:
+        sentences = torch.cat(found)
+        weights["sentence_mean"] = sentences.mean(0).tolist()
+        weights["sentence_std"] = sentences.std(0, correction=0).tolist()
+    return weights
+
+
+def weight_messages(learned: Mapping[str, Any]) -> list[str]:
+    """Return the learned weights of label sets as a sentence; none where none are learned."""
+    if not learned:
+        return []
+    names = [Path(name).name for name in learned["sets"]]
+    weights = learned.get("sentence_mean", learned["set_weights"])
+    parts = (f"{name} {weight:.2f}" for name, weight in zip(names, weights, strict=True))
+    return [f"learned weights of label sets: {', '.join(parts)}"]

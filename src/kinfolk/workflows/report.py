@@ -47,6 +47,7 @@ LOSS_TITLES = {
     "kl": "guessed attributes that are not equally likely",
     "contrastive": "margin between the prefix of a text and the others",
     "label": "labels",
+    "label_weights": "weights of label sets",
     "lm_auxiliary": "tokens of the labelled texts",
 }
 STEP_TIMES = {"seconds": "whole step", "wait_seconds": "waiting for the batch"}

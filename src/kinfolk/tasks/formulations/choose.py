@@ -197,6 +197,7 @@ def model_config(
         pooling=Pooling(token="mean") if mean else pooling_of(config),
         regression=formulation.task.output == "number",
         dropout=dropout,
+        label_sets=formulation.learned_sets if isinstance(formulation, SentenceSelection) else 0,
     )
 
 
