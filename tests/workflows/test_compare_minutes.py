@@ -112,7 +112,7 @@ def test_a_run_has_the_seconds_that_the_search_left(
 ) -> None:
     # Ten steps of 0.26 s for each rate: rounding to whole steps moves each by up to half of one.
     StepClock(steady).install(monkeypatch)
-    options = {**SMALL, "search": 9, "minutes": 270 * 0.26 / 60}
+    options = {**SMALL, "search": 5, "minutes": 150 * 0.26 / 60}
     found = compare(ENTRANTS[:2], inputs[0], tmp_path / "race", **options)
     measured = found.race["budget"]["measured"]
     assert measured["spread"] < 0.02
@@ -123,8 +123,8 @@ def test_a_run_has_the_seconds_that_the_search_left(
             assert row["cost"]["search_seconds"] == pytest.approx(
                 60 * options["minutes"] / 3, rel=0.1
             )
-    with pytest.raises(UserError, match="--search 9 needs 270, 10 for each learning rate"):
-        compare(ENTRANTS[:2], inputs[0], tmp_path / "less", **options | {"minutes": 1.0})
+    with pytest.raises(UserError, match="--search 5 needs 150, 10 for each learning rate"):
+        compare(ENTRANTS[:2], inputs[0], tmp_path / "less", **options | {"minutes": 0.5})
 
 
 @pytest.mark.parametrize("checkpoints", [(3, 6), (9, 2)])
