@@ -40,6 +40,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("loggers", "logger", "report_to"),
     ("seed", "random_seed", "data_seed"),
     ("epochs", "num_train_epochs", "num_epochs", "max_epochs"),
+    ("steps", "epochs", "num_train_epochs", "num_epochs", "max_epochs"),  # of pretraining
     ("early_stopping_patience", "patience", "early_stopping"),
     ("layer_lr_decay", "shrink", "llrd", "layerwise_lr_decay"),
     ("gradual_unfreezing", "thaw", "unfreeze"),

@@ -229,6 +229,7 @@ MISTAKES = [
     ("pretrain gpt2/nano -o {new}", "missing --corpus DIR"),
     ("pretrain --corpus {corpus} -o {new}", "missing MODEL"),
     ("pretrain gpt2 --corpus {corpus} -o {new} --learning-rate 1", "did you mean --lr?"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} --num-train-epochs 1", "did you mean --steps?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} --lr 0", "--lr=0: it must be above 0"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.learning_rate=1", "did you mean lr?"),
     ("pretrain --recipe {tmp}/none.json -o {new}", "no such file: {tmp}/none.json"),
