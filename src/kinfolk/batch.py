@@ -45,6 +45,12 @@ def with_sequence_offsets(value: T) -> T:
     return map_masks(value, AttentionMask.with_sequence_offsets)
 
 
+def gather_positions(hidden: Tensor, positions: Tensor | None) -> Tensor:
+    """Gather hidden states by position in the flattened rows, all by default: (positions, size)."""
+    flat = hidden.flatten(0, 1)
+    return flat if positions is None else flat.index_select(0, positions)
+
+
 class TensorTree:
     """A dataclass of tensors that moves to a device as a whole."""
 
@@ -89,6 +95,9 @@ class Inputs(TensorTree):
     character_ids: Tensor | None = None
     # (batch, predictions): target positions of the query stream (XLNet)
     target_positions: Tensor | None = None
+    # (predictions,): the only hidden states that are read, by position in the flattened rows; of
+    # networks that declare `skips_unread`
+    read_positions: Tensor | None = None
     encoder_inputs: "Inputs | None" = None  # of an encoder-decoder
     # (batch, length, hidden_size): the output of the stage before this one (pipeline parallel)
     hidden: Tensor | None = None
@@ -226,15 +235,16 @@ class TokenTargets(TensorTree):
 
     def gather(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states at the positions: (predictions, hidden_size)."""
-        flat = hidden.flatten(0, 1)
-        return flat if self.positions is None else flat.index_select(0, self.positions)
+        return gather_positions(hidden, self.positions)
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
     """The output of a model: hidden states, and the state for its next call."""
 
-    hidden: Tensor  # (batch, length, hidden_size); (batch, predictions, ...) of target_positions
+    # (batch, length, hidden_size); (batch, predictions, ...) of target_positions and
+    # (1, predictions, ...) of read_positions
+    hidden: Tensor
     cache: KVCache | None = None
     memory: SegmentMemory | None = None  # for the next segment, if the inputs had one
     undropped: Tensor | None = None  # the hidden states before dropout, where they are penalized

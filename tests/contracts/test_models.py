@@ -17,7 +17,7 @@ from kinfolk.data.datasets import PackedDataset
 from kinfolk.families import families
 from kinfolk.families.base import Family
 from kinfolk.families.electra import Electra
-from kinfolk.nn.language_model import EncoderDecoder
+from kinfolk.nn.language_model import EncoderDecoder, executed_layers
 from kinfolk.rng import Stream, generator
 from kinfolk.training.optimizer import build_optimizer, layer_index, num_layers
 from kinfolk.training.step import Learner, TrainStep
@@ -301,6 +301,35 @@ def test_padding_changes_no_loss(member: Family, way: str) -> None:
     assert loose.counts == tight.counts
     expected = sums(objective, model, tight)
     assert sums(wider, model, loose) == pytest.approx(expected, rel=1e-6)
+
+
+SKIPPING = [(m, way) for m, way in PAIRS if m.model.skips_unread]
+
+
+@pytest.mark.parametrize(("member", "way"), SKIPPING, ids=[f"{m.name}-{w}" for m, w in SKIPPING])
+def test_skipping_what_is_not_read_changes_neither_loss_nor_gradients(
+    member: Family, way: str
+) -> None:
+    objective, model = objective_of(member, way), shaken(build(member)).double()
+    batch = objective.collate(rows_of(objective))
+    last, widths = executed_layers(model)[-1], list[int]()
+    last.register_forward_hook(lambda layer, given, out: widths.append(out.shape[:-1].numel()))
+
+    def gradients(skips: bool) -> tuple[float, dict[str, Tensor]]:
+        model.skips_unread = skips
+        model.zero_grad(set_to_none=True)
+        loss = objective.loss(model, batch).mean(batch.counts)
+        loss.backward()
+        return loss.item(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    (loss, some), (expected, all_of_them) = gradients(True), gradients(False)
+    assert loss == pytest.approx(expected, rel=1e-9)
+    assert some.keys() == all_of_them.keys()
+    for name, gradient in all_of_them.items():
+        torch.testing.assert_close(some[name], gradient, rtol=1e-7, atol=1e-12, msg=name)
+    # Of ELECTRA the discriminator runs last, and reads all; an objective may predict everywhere.
+    fewer = objective.label_buckets is not None and member.name != "electra"
+    assert (min(widths) < batch.inputs.input_ids.numel()) == fewer
 
 
 @FAMILY

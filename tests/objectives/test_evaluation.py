@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.evaluation import pair_accuracy, roc_auc, rtd_scores
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.rtd import RTD
@@ -23,7 +24,7 @@ TEXT = InMemoryDocuments.from_lists(
 )
 
 
-class LogitsProcessor(nn.Module):
+class LogitsProcessor(LanguageModel):
     """Says the same of everything; its generator always draws one token."""
 
     def __init__(self, *, token: int = 9, verdict: int = 0, wary: bool = False) -> None:
@@ -35,9 +36,6 @@ class LogitsProcessor(nn.Module):
     def forward(self, inputs: Inputs) -> Output:
         assert not self.training
         return Output(inputs.input_ids[..., None].float())
-
-    def forward_lm(self, inputs: Inputs) -> Output:
-        return self(inputs)  # type: ignore[no-any-return]
 
     def lm_logits(self, hidden: Tensor) -> Any:
         logits = torch.full((len(hidden), 40), float("-inf"))

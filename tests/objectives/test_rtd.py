@@ -12,6 +12,7 @@ from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Output, TokenTargets
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import PackedDataset
 from kinfolk.data.examples import Example
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives import rtd
 from kinfolk.objectives.rtd import RTD, UNIFORM_LEVELS, RTDTargets, replace_tokens
 from kinfolk.rng import Stream, generator
@@ -19,10 +20,11 @@ from kinfolk.rng import Stream, generator
 VOCAB = 30
 
 
-class Writer:
+class Writer(LanguageModel):
     """A generator that finds certain tokens likely, and a discriminator that says what it saw."""
 
     def __init__(self, likely: dict[int, float], doubt: float = 0.0) -> None:
+        super().__init__()
         self.config = SimpleNamespace(vocab_size=VOCAB)
         self.scores = torch.full((VOCAB,), float("-inf"))
         for token, chance in likely.items():
@@ -33,7 +35,7 @@ class Writer:
     def forward_lm(self, inputs: Inputs) -> Output:
         return Output(inputs.input_ids[..., None].float())
 
-    def __call__(self, inputs: Inputs) -> Output:
+    def forward(self, inputs: Inputs) -> Output:
         self.read.append(inputs.input_ids)
         return Output(inputs.input_ids[..., None].float())
 

@@ -151,7 +151,8 @@ def test_compiled_layers_have_the_same_loss_and_gradients(
         torch.testing.assert_close(others[parameter], grad, rtol=1e-3, atol=1e-5, msg=parameter)
 
 
-@pytest.mark.parametrize(("name", "graphs"), [("gpt2", 1), ("bert", 1), ("t5", 2)])
+# The last layer of BERT is not like the others: it ends at the masked tokens.
+@pytest.mark.parametrize(("name", "graphs"), [("gpt2", 1), ("bert", 2), ("t5", 2)])
 def test_layers_of_one_shape_are_compiled_once(
     name: str, graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionBackend
-from kinfolk.batch import Inputs, Output
+from kinfolk.batch import Inputs, Output, gather_positions
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.families.base import (
@@ -108,11 +108,19 @@ class AlbertLayers(SharedLayers):
         """Return the distinct modules."""
         return [*self.attentions, *self.feed_forwards]
 
-    def forward(self, x: Tensor, attend: AttentionBackend) -> list[Tensor]:
-        """Return the input of the first layer, and the output of each."""
+    def forward(
+        self, x: Tensor, attend: AttentionBackend, read_positions: Tensor | None = None
+    ) -> list[Tensor]:
+        """Return the input of the first layer, and the output of each.
+
+        The last feed-forward module may run at `read_positions` alone, as in `TransformerLayer`.
+        """
         hidden = [x]
         for attention, feed_forward in self.layer_modules:
-            x = self.feed_forwards[feed_forward](self.attentions[attention](x, attend))
+            x = self.attentions[attention](x, attend)
+            if read_positions is not None and len(hidden) == len(self.layer_modules):
+                x = gather_positions(x, read_positions)[None]
+            x = self.feed_forwards[feed_forward](x)
             hidden.append(x)
         return hidden
 
@@ -123,6 +131,7 @@ class Albert(BertEmbeddings):
 
     config: AlbertConfig
     pooling = Pooling(token="first", pooler=True)
+    skips_unread = True
     pretraining_only = ("mlm_head", "seq_relationship")
     pooling_only = ("pooler",)
 
@@ -148,7 +157,7 @@ class Albert(BertEmbeddings):
     def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
         """Return the input of the first layer, and the output of each."""
         x = self.embedding_projection(self.embed(inputs))
-        return self.layers(x, self.attention_fn(inputs))
+        return self.layers(x, self.attention_fn(inputs), inputs.read_positions)
 
     def pool(self, hidden: Tensor) -> Tensor:
         """Return a vector of the text from the hidden state of its first token."""

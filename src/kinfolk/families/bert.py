@@ -109,6 +109,7 @@ class BertEncoder(BertEmbeddings):
     """Embeddings, a stack of layers, and a head for masked tokens."""
 
     pipelined = True
+    skips_unread = True
 
     def __init__(self, c: BertConfig, *, head_activation: str, first_position: int = 0) -> None:
         super().__init__(c, c.hidden_size, first_position=first_position)
@@ -120,8 +121,8 @@ class BertEncoder(BertEmbeddings):
     def forward(self, inputs: Inputs) -> Output:
         x = self.embed(inputs) if inputs.hidden is None else inputs.hidden
         attend = self.attention_fn(inputs)
-        for layer in self.layers:
-            x = layer(x, attend)
+        for layer, positions in self.layers.with_read_positions(inputs):
+            x = layer(x, attend, read_positions=positions)
         return Output(x)
 
 

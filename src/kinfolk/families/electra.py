@@ -93,10 +93,10 @@ class Encoder(nn.Module):
         )
         self.layers = LayerStack(encoder_layer(c) for _ in range(c.num_layers))
 
-    def forward(self, x: Tensor, attend: AttentionBackend) -> Tensor:
+    def forward(self, x: Tensor, inputs: Inputs, attend: AttentionBackend) -> Tensor:
         x = self.embedding_projection(x)
-        for layer in self.layers:
-            x = layer(x, attend)
+        for layer, positions in self.layers.with_read_positions(inputs):
+            x = layer(x, attend, read_positions=positions)
         return x
 
 
@@ -121,6 +121,7 @@ class Electra(BertEmbeddings):
     pooling = Pooling(token="first", activation="gelu")
     pretraining_only = ("generator", "mlm_head", "discriminator_head")
     lm_head_modules = ("generator", "mlm_head")
+    skips_unread = True
 
     def __init__(self, c: ElectraConfig) -> None:
         super().__init__(c, c.embedding_size)
@@ -137,11 +138,11 @@ class Electra(BertEmbeddings):
             mimetic_init_(self.generator, self.position_embeddings, std=EMBEDDING_STD)
 
     def forward(self, inputs: Inputs) -> Output:
-        return Output(self.discriminator(self.embed(inputs), self.attention_fn(inputs)))
+        return Output(self.discriminator(self.embed(inputs), inputs, self.attention_fn(inputs)))
 
     def forward_lm(self, inputs: Inputs) -> Output:
         """Run the generator."""
-        return Output(self.generator(self.embed(inputs), self.attention_fn(inputs)))
+        return Output(self.generator(self.embed(inputs), inputs, self.attention_fn(inputs)))
 
     def discriminator_logits(self, hidden: Tensor) -> Tensor:
         """Return one logit per token, above zero for replaced tokens: (batch, length)."""

@@ -72,6 +72,7 @@ class GPTDecoder(LanguageModel):
     architecture = "decoder"
     decoding: Decoding | None = "causal"
     pooling = Pooling(token="last", bias=False)
+    skips_unread = True
     pipelined = True
     takes_prefix = True
 
@@ -95,8 +96,8 @@ class GPTDecoder(LanguageModel):
     def run_layers(self, inputs: Inputs) -> Tensor:
         """Return the output of the last layer: (batch, length, hidden_size)."""
         x, attend = self.first_hidden(inputs), self.attention_fn(inputs)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, attend, inputs.cache, i)
+        for i, (layer, positions) in enumerate(self.layers.with_read_positions(inputs)):
+            x = layer(x, attend, inputs.cache, i, read_positions=positions)
         return x
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:

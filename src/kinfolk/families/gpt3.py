@@ -40,8 +40,9 @@ class GPT3(GPT2):
     def forward(self, inputs: Inputs) -> Output:
         x, dense = self.first_hidden(inputs), self.attention_fn(inputs)
         banded = self.attention_fn(inputs, window=self.config.attention_window)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, banded if i % 2 else dense, inputs.cache, i)
+        for i, (layer, positions) in enumerate(self.layers.with_read_positions(inputs)):
+            attend = banded if i % 2 else dense
+            x = layer(x, attend, inputs.cache, i, read_positions=positions)
         return Output(self.final_norm(x), inputs.cache)
 
 

@@ -4,7 +4,7 @@ Training, generation and the hub read these declarations. They never search para
 never probe for attributes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionBackend
-from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory
+from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory, gather_positions
 from kinfolk.config import config, field, type_name
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import SPARSE_HEAD_DIMS as SPARSE_HEAD_DIMS
@@ -206,6 +206,8 @@ class LanguageModel(nn.Module):
     varlen_attention: bool = True  # no attention to a whole row adds a bias to the scores
     # Why processes cannot hold its layers together (tensor parallel); None: they declare how.
     undivided: str | None = None
+    # It computes the end of its last layer at `Inputs.read_positions` alone, where these are set.
+    skips_unread: bool = False
     # Its layers are one stack, whose input may be `Inputs.hidden` (pipeline parallel).
     pipelined: bool = False
     pooling: Pooling | None = None  # of a task head; None: it takes none
@@ -291,6 +293,24 @@ class LanguageModel(nn.Module):
     def forward_lm(self, inputs: Inputs) -> Output:
         """Run the network that predicts tokens: itself, its generator (ELECTRA), or its encoder."""
         return self(inputs)
+
+    def read(self, inputs: Inputs, positions: Tensor | None) -> Tensor:
+        """Return the hidden states at positions of the flattened rows, or at all.
+
+        The shape is (positions, size). A network that `skips_unread` computes no others.
+        """
+        return self._read(self, inputs, positions)
+
+    def read_lm(self, inputs: Inputs, positions: Tensor | None) -> Tensor:
+        """Return the hidden states of the network that predicts tokens, as `read` does."""
+        return self._read(self.forward_lm, inputs, positions)
+
+    def _read(
+        self, run: Callable[[Inputs], Output], inputs: Inputs, positions: Tensor | None
+    ) -> Tensor:
+        if positions is None or not self.skips_unread:
+            return gather_positions(run(inputs).hidden, positions)
+        return run(replace(inputs, read_positions=positions)).hidden[0]
 
     def forward_bilm(
         self, inputs: Inputs, backward_inputs: Inputs
@@ -396,6 +416,10 @@ def network_of(config: type[ModelConfig]) -> Callable[[type[Network]], type[Netw
 
 class LayerStack(nn.ModuleList):
     """Layers in their order; layer-wise learning rates number them from 1."""
+
+    def with_read_positions(self, inputs: Inputs) -> Iterator[tuple[nn.Module, Tensor | None]]:
+        """Return each layer, and where its output is read: only of the last not everywhere."""
+        return zip(self, [*(len(self) - 1) * [None], inputs.read_positions], strict=True)
 
 
 class StagedLayer(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from kinfolk.attention_mask import AttentionBackend
+from kinfolk.batch import gather_positions
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache
 
@@ -239,7 +240,8 @@ class TransformerLayer(nn.Module):
     """Self-attention, cross-attention where there is any, and feed-forward, each with a residual.
 
     `residual` wraps each sublayer: `PreNorm` or `PostNorm` with the norm and the dropout of a
-    family.
+    family. Of the last layer, the feed-forward sublayer may run at `read_positions` alone: no other
+    token reads its output.
     """
 
     def __init__(
@@ -262,8 +264,11 @@ class TransformerLayer(nn.Module):
         cache: KVCache | None = None,
         layer_idx: int = 0,
         encoder_states: tuple[Tensor, AttentionBackend] | None = None,
+        read_positions: Tensor | None = None,
     ) -> Tensor:
         x = self.self_attention(x, attend, cache, layer_idx)
         if self.cross_attention is not None and encoder_states is not None:
             x = self.cross_attention(x, *encoder_states, cache, layer_idx)
+        if read_positions is not None:
+            x = gather_positions(x, read_positions)[None]
         return self.feed_forward(x)

@@ -255,6 +255,7 @@ class ModelWithHead(TaskModel):
     def __init__(self, c: ModelWithHeadConfig) -> None:
         super().__init__(c)
         self.head = task_head(c)
+        self.skips_unread = self.backbone.skips_unread
         if c.label_sets:
             self.label_weights = LabelWeights(c.hidden_size, c.label_sets)
 

@@ -178,7 +178,7 @@ def rtd_scores(
     all_logits, all_replaced = [], []
     dataset = PackedDataset(objective, documents, batch_size=rows, shuffled=False)
     for batch in _batches(model, dataset, progress):
-        hidden = batch.targets.tokens.gather(model.forward_lm(batch.inputs).hidden)
+        hidden = model.read_lm(batch.inputs, batch.targets.tokens.positions)
         batch_logits, is_replaced = objective.replaced_logits(model, batch, hidden)
         text = batch.inputs.attention_mask.document_ids != PADDING_ID
         all_logits.append(batch_logits[text].cpu().numpy())
@@ -200,10 +200,8 @@ def pair_accuracy(
     right = total = 0
     dataset = PackedDataset(objective, documents, batch_size=rows, shuffled=False)
     for batch in _batches(model, dataset, progress):
-        hidden, targets = model(batch.inputs).hidden, batch.targets
-        logits = model.seq_relationship_logits(
-            hidden.flatten(0, 1).index_select(0, targets.cls_positions)
-        )
+        targets = batch.targets
+        logits = model.seq_relationship_logits(model.read_lm(batch.inputs, targets.cls_positions))
         right += int((logits.argmax(-1) == targets.sequence_labels).sum())
         total += batch.counts[objective.pair_loss_name]
     return right / total if total else None

@@ -98,12 +98,16 @@ class NSP(MLM):
 
     def loss(self, model: LanguageModel, batch: Batch[PairTargets], /) -> Loss:
         """Return the summed -log p(masked token) and -log p(label of the pair)."""
-        hidden, targets = model(batch.inputs).hidden, batch.targets
-        logits = model.seq_relationship_logits(
-            hidden.flatten(0, 1).index_select(0, targets.cls_positions)
+        targets = batch.targets
+        masked = targets.tokens.positions
+        assert masked is not None
+        positions = torch.cat([masked, targets.cls_positions])
+        hidden, first = model.read_lm(batch.inputs, positions).split(
+            [len(masked), len(targets.cls_positions)]
         )
+        logits = model.seq_relationship_logits(first)
         pairs = F.cross_entropy(
             logits.float(), targets.sequence_labels, ignore_index=IGNORE_INDEX, reduction="sum"
         )
-        tokens = model.lm_logits(targets.tokens.gather(hidden)).nll(targets.tokens.labels)
+        tokens = model.lm_logits(hidden).nll(targets.tokens.labels)
         return Loss({self.loss_name: tokens, self.pair_loss_name: pairs})

@@ -93,7 +93,7 @@ class Objective(ABC):
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
         """Return the summed negative log-likelihood of the labels."""
-        hidden = batch.targets.gather(model.forward_lm(batch.inputs).hidden)
+        hidden = model.read_lm(batch.inputs, batch.targets.positions)
         return Loss({self.loss_name: model.lm_logits(hidden).nll(batch.targets.labels)})
 
     def for_evaluation(self) -> "Objective":

@@ -83,7 +83,7 @@ class RTD(MLM):
     def loss(self, model: LanguageModel, batch: Batch[RTDTargets], /) -> Loss:
         """Return the summed -log p(masked token) and -log p(replaced or not)."""
         targets = batch.targets.tokens
-        hidden = targets.gather(model.forward_lm(batch.inputs).hidden)
+        hidden = model.read_lm(batch.inputs, targets.positions)
         tokens = model.lm_logits(hidden).nll(targets.labels)
         logits, replaced = self.replaced_logits(model, batch, hidden)
         text = (batch.inputs.attention_mask.document_ids != PADDING_ID).to(logits.dtype)

@@ -34,8 +34,10 @@ def checkpoint_activations(model: nn.Module) -> None:
             vars(layer)["forward"] = partial(run_again, layer, layer.forward)
 
 
-def run_again(layer: nn.Module, forward: Callable[..., Any], *arguments: Any) -> Any:
+def run_again(
+    layer: nn.Module, forward: Callable[..., Any], *arguments: Any, **settings: Any
+) -> Any:
     """Run the forward pass of a layer, in training without keeping its intermediate results."""
     if not (layer.training and torch.is_grad_enabled()):
-        return forward(*arguments)
-    return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=True)
+        return forward(*arguments, **settings)
+    return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=True, **settings)

@@ -12,7 +12,7 @@ from kinfolk.training.optimizer import layer_index, num_layers
 class OtherStage(nn.Module):
     """A module that another process of the pipeline computes: it returns its input."""
 
-    def forward(self, x: Tensor, *_: Any) -> Tensor:
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         return x
 
 

@@ -197,14 +197,9 @@ def choose_row_length(sizes: IntArray) -> tuple[Packing, list[int]]:
     return best
 
 
-def read_hidden(hidden: Tensor, targets: TaskTargets) -> Tensor:
-    """Return the hidden states that are scored: (rows, length, size) -> (read, size)."""
-    return hidden.flatten(0, 1).index_select(0, targets.read_at)
-
-
 def logits_at(model: Any, batch: Batch[TaskTargets]) -> Tensor:
     """Return the logits of every hidden state that is scored: (read, labels)."""
-    return model.logits(read_hidden(model(batch.inputs).hidden, batch.targets)).float()
+    return model.logits(model.read(batch.inputs, batch.targets.read_at)).float()
 
 
 def stack_soft_targets(instances: Sequence[Instance]) -> Tensor | None:

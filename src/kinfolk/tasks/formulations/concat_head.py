@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.batch import Batch, Inputs, Output
+from kinfolk.batch import Batch, Inputs, Output, gather_positions
 from kinfolk.config import config
 from kinfolk.data.examples import Example
-from kinfolk.tasks.formulations.base import TaskTargets, read_hidden, segment_mean
+from kinfolk.tasks.formulations.base import TaskTargets, segment_mean
 from kinfolk.tasks.formulations.head import SequenceHead
 from kinfolk.tasks.formulations.sequences import causal_special_tokens, last_token_example
 from kinfolk.text.tokenizer import Tokenizer
@@ -50,7 +50,9 @@ class ConcatHead(SequenceHead):
 
     def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
         """Return the scores of each text or option: (examples, classes)."""
-        return self.pooled_logits(model, self.hidden_states(model, batch.inputs), batch.targets)
+        hidden = self.hidden_states(model, batch.inputs)
+        states = gather_positions(hidden, batch.targets.read_at)
+        return self.pooled_logits(model, states, batch.targets)
 
     def hidden_states(self, model: Any, inputs: Inputs) -> Tensor:
         """Return the hidden states before dropout, read in segments where a gradient is needed."""
@@ -65,9 +67,9 @@ class ConcatHead(SequenceHead):
             parts.append(undropped(output))
         return torch.cat(parts, dim=1)
 
-    def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
+    def pooled_logits(self, model: Any, states: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of each text or option: (examples, classes)."""
-        states, owners = read_hidden(hidden, targets), targets.example_ids
+        owners = targets.example_ids
         assert owners is not None
         count = len(targets.instance_ids)
         ends = torch.bincount(owners, minlength=count).cumsum(0) - 1

@@ -28,7 +28,6 @@ from kinfolk.tasks.formulations.base import (
     Instance,
     RawScores,
     TaskTargets,
-    read_hidden,
     read_instance_index,
     split_by_instance,
 )
@@ -160,7 +159,7 @@ class MentionRanking(Formulation):
 
     def score_antecedents(self, model: Any, batch: Batch[Any]) -> Any:
         """Return the scores of mentions with those before them."""
-        hidden = read_hidden(model(batch.inputs).hidden, batch.targets)
+        hidden = model.read(batch.inputs, batch.targets.read_at)
         return model.antecedent_scores(hidden, batch.targets, self.max_antecedents)
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.batch import IGNORE_INDEX, Batch, Loss
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss, gather_positions
 from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.task_heads import Head
@@ -27,7 +27,6 @@ from kinfolk.tasks.formulations.base import (
     instance_index,
     logits_at,
     offset_targets,
-    read_hidden,
     read_instance_index,
     segment_log_softmax,
     segment_mean,
@@ -237,11 +236,11 @@ class SequenceHead(LabelHead):
 
     def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
         """Return the scores of each text or option: (examples, classes)."""
-        return self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
+        states = model.read(batch.inputs, batch.targets.read_at)
+        return self.pooled_logits(model, states, batch.targets)
 
-    def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
-        """Return the logits of each text or option: (examples, classes)."""
-        states = read_hidden(hidden, targets)
+    def pooled_logits(self, model: Any, states: Tensor, targets: TaskTargets) -> Tensor:
+        """Return the logits of each text or option from what is read: (examples, classes)."""
         if targets.example_ids is not None:
             states = segment_mean(states, targets.example_ids, len(targets.instance_ids))
         return model.logits(states).float()
@@ -342,17 +341,18 @@ class CausalHead(SequenceHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class), and -log p(token) at a lower weight."""
-        hidden, targets = model(batch.inputs).hidden, batch.targets
-        sums = {"label": self.loss_sum(self.pooled_logits(model, hidden, targets), targets)}
+        targets = batch.targets
         if targets.tokens is None:
-            return Loss(sums)
+            return super().loss(model, batch)
+        hidden = model(batch.inputs).hidden
+        states = gather_positions(hidden, targets.read_at)
+        sums = {"label": self.loss_sum(self.pooled_logits(model, states, targets), targets)}
         lm_logits = model.lm_logits(targets.tokens.gather(hidden))
         sums["lm_auxiliary"] = lm_logits.nll(targets.tokens.labels)
         return Loss(sums, {"lm_auxiliary": self.lm_loss_weight})
 
-    def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
+    def pooled_logits(self, model: Any, states: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of last tokens; hidden states of both orders are added."""
-        states = read_hidden(hidden, targets)
         if self.both_orders and self.task.output != "option":
             total = states.new_zeros(len(targets.target), states.shape[1])
             states = total.index_add(0, targets.instance_ids, states)

@@ -119,7 +119,7 @@ class OptionScoring(Formulation):
         """Return the log-likelihood of the predicted tokens of every example."""
         targets = batch.targets
         assert targets.tokens is not None and targets.example_ids is not None
-        hidden = targets.tokens.gather(model(batch.inputs).hidden)
+        hidden = model.read(batch.inputs, targets.tokens.positions)
         logits: Tensor = model.lm_logits(hidden).logits().float()
         labels = targets.tokens.labels.clamp(min=0)  # those of padding are ignored
         each: Tensor = logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]

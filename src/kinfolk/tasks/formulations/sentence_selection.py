@@ -41,7 +41,6 @@ from kinfolk.tasks.formulations.base import (
     Instance,
     RawScores,
     TaskTargets,
-    read_hidden,
     segment_mean,
     split_by_instance,
 )
@@ -282,7 +281,7 @@ class SentenceSelection(Formulation):
     def vectors(self, model: Any, batch: Batch[Any]) -> Tensor:
         """Return the vector of every sentence: (sentences, size)."""
         targets = batch.targets
-        vectors = read_hidden(model(batch.inputs).hidden, targets)
+        vectors = model.read(batch.inputs, targets.read_at)
         if targets.example_ids is not None:
             vectors = segment_mean(vectors, targets.example_ids, len(targets.target))
         return vectors

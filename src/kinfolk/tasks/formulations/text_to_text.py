@@ -148,7 +148,7 @@ class TextToText(OptionScoring):
         """Sum -log p(token of the answer)."""
         tokens = batch.targets.tokens
         assert tokens is not None
-        hidden = tokens.gather(model(batch.inputs).hidden)
+        hidden = model.read(batch.inputs, tokens.positions)
         return Loss({"tokens": model.lm_logits(hidden).nll(tokens.labels)})
 
     def parse_output(self, row: Any, text: str) -> Prediction:
