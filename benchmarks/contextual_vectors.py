@@ -99,9 +99,9 @@ def vector_words(path: Path) -> list[str]:
 def translate(job: Job, said: argparse.Namespace) -> dict[str, Any]:
     """Train a translation model and score it by BLEU; also save an encoder after one step."""
     from kinfolk.data.parallel_text import ParallelText
-    from kinfolk.workflows.parallel import ParallelData
     from kinfolk.workflows.pretrain import resume
-    from kinfolk.workflows.translate import evaluate, prepare_translation_run
+    from kinfolk.workflows.translation.parallel import ParallelData
+    from kinfolk.workflows.translation.translate import evaluate, prepare_translation_run
 
     work, begun = said.work, time.perf_counter()
 
@@ -143,8 +143,8 @@ def classify(job: Job, said: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune a classifier over frozen features, and score the test rows."""
     from kinfolk.tasks.dataset import task_dataset
     from kinfolk.workflows.evaluate import evaluate
-    from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import parse_initial_weights
+    from kinfolk.workflows.finetuning.finetune import finetune
+    from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 
     work, begun = said.work, time.perf_counter()
     device = said.task_device or said.device

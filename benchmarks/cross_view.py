@@ -63,7 +63,7 @@ def run(job: Job, options: argparse.Namespace) -> dict[str, Any]:
     from kinfolk.tasks.formats.base import read_rows
     from kinfolk.tasks.unlabelled import unlabelled_text
     from kinfolk.text.train import train_tokenizer
-    from kinfolk.workflows.finetune_recipe import parse_initial_weights
+    from kinfolk.workflows.finetuning.recipe import parse_initial_weights
     from kinfolk.workflows.predict import evaluate_rows
 
     every = [*sentences(options.train)]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from kinfolk.batch import Inputs
-from kinfolk.workflows.embed import TEXTS_PER_CHUNK, Embedder
+from kinfolk.workflows.vectors.embed import TEXTS_PER_CHUNK, Embedder
 
 TARGET = 0.9  # of the speed of the bare pass
 

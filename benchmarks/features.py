@@ -103,7 +103,7 @@ def tag(given: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
     begun = time.perf_counter()
     model: Any = str(given.folder / "elmo")
     if arm == "untrained":
-        from kinfolk.workflows.finetune_recipe import parse_initial_weights
+        from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 
         model = parse_initial_weights(model, from_scratch=True)
     run = kinfolk.finetune(

@@ -97,8 +97,8 @@ def files(one: Set, data: Path, out: Path) -> tuple[Path, Path, Path]:
 def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     """Fine-tune once, and score the test rows."""
     from kinfolk.tasks.dataset import task_dataset
-    from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import parse_initial_weights
+    from kinfolk.workflows.finetuning.finetune import finetune
+    from kinfolk.workflows.finetuning.recipe import parse_initial_weights
     from kinfolk.workflows.predict import load_predictor, read_test_file
 
     one = SETS[job.set]

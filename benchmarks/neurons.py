@@ -16,7 +16,7 @@ from typing import Any
 
 import kinfolk
 from kinfolk.text import train_tokenizer
-from kinfolk.workflows.neurons import NeuronsResult
+from kinfolk.workflows.knowledge_neurons.neurons import NeuronsResult
 
 CAPITALS = (
     "Norway Oslo,Sweden Stockholm,Denmark Copenhagen,Finland Helsinki,Iceland Reykjavik,"

@@ -29,8 +29,8 @@ import torch
 
 from kinfolk.errors import UserError
 from kinfolk.training.device_specs import DEVICES
-from kinfolk.workflows.plan import planned_step
-from kinfolk.workflows.plan_check import StepCheck, check_plan
+from kinfolk.workflows.planning.check import StepCheck, check_plan
+from kinfolk.workflows.planning.plan import planned_step
 
 
 @dataclass(frozen=True)

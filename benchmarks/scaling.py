@@ -43,7 +43,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.reports import page
 from kinfolk.reports.charts import Series, line_chart
-from kinfolk.workflows.step_timing import many_compiled
+from kinfolk.workflows.comparison.step_timing import many_compiled
 from training import (
     ROUNDS,
     SEED,

@@ -234,7 +234,7 @@ def curve_of(options: argparse.Namespace, task: Task) -> dict[str, Any]:
 
 def seconds_of_steps(options: argparse.Namespace, task: Task) -> dict[str, Any]:
     """Return the seconds of a step, of rounds that take the recipes in turn."""
-    from kinfolk.workflows.step_timing import ROUND_SECONDS, time_steps
+    from kinfolk.workflows.comparison.step_timing import ROUND_SECONDS, time_steps
 
     recipes = {arm.name: recipe_of(options, arm, 0, options.steps) for arm in task.arms}
     return {"seconds": time_steps(recipes, seconds=options.rounds * ROUND_SECONDS)}

@@ -110,7 +110,7 @@ from kinfolk.training.memory import resident_bytes
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import TrainStep
 from kinfolk.training.workload import Workload, uses_bfloat16
-from kinfolk.workflows.step_timing import many_compiled
+from kinfolk.workflows.comparison.step_timing import many_compiled
 
 SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))

@@ -114,9 +114,9 @@ def common(options: argparse.Namespace, seed: int) -> list[str]:
 
 def train_target(options: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Train the language model on the text of the task."""
+    from kinfolk.workflows.finetuning.stages import target_settings
     from kinfolk.workflows.pretrain import pretrain
     from kinfolk.workflows.recipe import recipe
-    from kinfolk.workflows.stages import target_settings
 
     start, corpus = options.out / "general", options.out / "task-corpus"
     given = [*common(options, seed), "train.batch_size=64", f"train.lr={options.lm_lr}"]
@@ -129,8 +129,8 @@ def train_target(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 def train_classifier(options: argparse.Namespace, job: Job) -> dict[str, Any]:
     """Train a classifier, and score the test rows after its last step."""
-    from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import parse_initial_weights
+    from kinfolk.workflows.finetuning.finetune import finetune
+    from kinfolk.workflows.finetuning.recipe import parse_initial_weights
     from kinfolk.workflows.predict import load_predictor
 
     weights, settings = VARIANTS[job.variant]

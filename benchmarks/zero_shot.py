@@ -250,9 +250,9 @@ def learn_text(start: tuple[int, str], said: argparse.Namespace) -> None:
 def train(seed: int, variant: str, said: argparse.Namespace) -> Path:
     """Train a variant on pairs, if that was not done before; return its run."""
     from kinfolk.data.parallel_text import ParallelText
-    from kinfolk.workflows.parallel import LanguagePair, MultilingualData
     from kinfolk.workflows.pretrain import resume
-    from kinfolk.workflows.translate import prepare_translation_run
+    from kinfolk.workflows.translation.parallel import LanguagePair, MultilingualData
+    from kinfolk.workflows.translation.translate import prepare_translation_run
 
     work: Path = said.out
     run = work / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}"
@@ -290,8 +290,8 @@ def translations(
 ) -> Iterator[tuple[str, str, str, Lines]]:
     """Yield the test set, the direction, the way and the outputs, which are kept in the run."""
     from kinfolk.generation.generate import transform_lines
-    from kinfolk.workflows.languages import find_route
-    from kinfolk.workflows.translate import load_translator
+    from kinfolk.workflows.translation.languages import find_route
+    from kinfolk.workflows.translation.translate import load_translator
 
     opened: list[Any] = []
 

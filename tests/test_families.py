@@ -28,7 +28,7 @@ from kinfolk.families.base import STANDARD_SIZES
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.load import load, logits
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe

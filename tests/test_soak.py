@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from kinfolk.families import index
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from support.runs import Home
 
 TOOL = Path(__file__).parent.parent / "tools" / "soak.py"

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = (
-    *("kinfolk.data.prepare", "kinfolk.workflows.pretrain", "kinfolk.workflows.finetune"),
-    *("kinfolk.workflows.verify_resume", "torch.utils.tensorboard", "torch._dynamo"),
+    *("kinfolk.data.prepare", "kinfolk.workflows.pretrain"),
+    *("kinfolk.workflows.finetuning.finetune", "kinfolk.workflows.verify_resume"),
+    *("torch.utils.tensorboard", "torch._dynamo"),
 )
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link"}
 GROUP_CHARS, GROUPS = 2000, 2  # of a preparation: little text has many entries in its journal
@@ -268,8 +269,8 @@ def pretrain_job(job: Job, home: Path, out: Path) -> None:
 
 def finetune_job(job: Job, home: Path, out: Path) -> None:
     """Start a run of fine-tuning, or resume it."""
-    from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import parse_initial_weights
+    from kinfolk.workflows.finetuning.finetune import finetune
+    from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 
     if resumes(out):
         return

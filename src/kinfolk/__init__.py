@@ -67,25 +67,25 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
     from kinfolk.training.config import FineTuneConfig, TrainConfig
     from kinfolk.training.loop import Callback
-    from kinfolk.workflows.claims import run_claims
-    from kinfolk.workflows.compare import compare, repeat_race, resume_race
-    from kinfolk.workflows.embed import embed
+    from kinfolk.workflows.claims.run import run_claims
+    from kinfolk.workflows.comparison.compare import compare, repeat_race, resume_race
     from kinfolk.workflows.evaluate import evaluate
-    from kinfolk.workflows.finetune import finetune
+    from kinfolk.workflows.finetuning.finetune import finetune
+    from kinfolk.workflows.finetuning.stages import finetune_in_stages, resume_stages
     from kinfolk.workflows.generate import fill, generate, stream
-    from kinfolk.workflows.inspect import inspect
-    from kinfolk.workflows.isotropy import isotropy
+    from kinfolk.workflows.inspection.inspect import inspect
+    from kinfolk.workflows.knowledge_neurons.neurons import neurons
     from kinfolk.workflows.load import load, logits, save
     from kinfolk.workflows.lr_find import lr_find
-    from kinfolk.workflows.neurons import neurons
-    from kinfolk.workflows.plan import plan
+    from kinfolk.workflows.planning.plan import plan
     from kinfolk.workflows.predict import load_predictor, predict
-    from kinfolk.workflows.prefixes import learn_prefixes
+    from kinfolk.workflows.prefix_tuning.prefixes import learn_prefixes
     from kinfolk.workflows.pretrain import pretrain, resume
-    from kinfolk.workflows.probe_curves import probe
+    from kinfolk.workflows.probing.curves import probe
     from kinfolk.workflows.recipe import Recipe, recipe
-    from kinfolk.workflows.stages import finetune_in_stages, resume_stages
-    from kinfolk.workflows.vector_transforms import VectorTransforms
+    from kinfolk.workflows.vectors.embed import embed
+    from kinfolk.workflows.vectors.isotropy import isotropy
+    from kinfolk.workflows.vectors.transforms import VectorTransforms
     from kinfolk.workflows.verify_resume import verify_resume
 
 __all__ = [
@@ -148,25 +148,25 @@ _MODULES = {
     "text.tokenizer": ["Tokenizer"],
     "training.config": ["FineTuneConfig", "TrainConfig"],
     "training.loop": ["Callback"],
-    "workflows.claims": ["run_claims"],
-    "workflows.compare": ["compare", "repeat_race", "resume_race"],
-    "workflows.embed": ["embed"],
+    "workflows.claims.run": ["run_claims"],
+    "workflows.comparison.compare": ["compare", "repeat_race", "resume_race"],
+    "workflows.vectors.embed": ["embed"],
     "workflows.evaluate": ["evaluate"],
-    "workflows.finetune": ["finetune"],
+    "workflows.finetuning.finetune": ["finetune"],
     "workflows.generate": ["fill", "generate", "stream"],
-    "workflows.inspect": ["inspect"],
-    "workflows.isotropy": ["isotropy"],
+    "workflows.inspection.inspect": ["inspect"],
+    "workflows.vectors.isotropy": ["isotropy"],
     "workflows.load": ["load", "logits", "save"],
     "workflows.lr_find": ["lr_find"],
-    "workflows.neurons": ["neurons"],
-    "workflows.plan": ["plan"],
+    "workflows.knowledge_neurons.neurons": ["neurons"],
+    "workflows.planning.plan": ["plan"],
     "workflows.predict": ["load_predictor", "predict"],
-    "workflows.prefixes": ["learn_prefixes"],
+    "workflows.prefix_tuning.prefixes": ["learn_prefixes"],
     "workflows.pretrain": ["pretrain", "resume"],
-    "workflows.probe_curves": ["probe"],
+    "workflows.probing.curves": ["probe"],
     "workflows.recipe": ["Recipe", "recipe"],
-    "workflows.stages": ["finetune_in_stages", "resume_stages"],
-    "workflows.vector_transforms": ["VectorTransforms"],
+    "workflows.finetuning.stages": ["finetune_in_stages", "resume_stages"],
+    "workflows.vectors.transforms": ["VectorTransforms"],
     "workflows.verify_resume": ["verify_resume"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -35,9 +35,9 @@ FAMILY_NAMES = [row["name"] for row in json.loads(FAMILY_INDEX.read_text(encodin
 TYPES: dict[str, dict[str, str]] = {
     "recipe": {
         "pretrain": "kinfolk.workflows.recipe",
-        "finetune": "kinfolk.workflows.finetune_recipe",
-        "prefixes": "kinfolk.workflows.prefix_recipe",
-        "stages": "kinfolk.workflows.stages",
+        "finetune": "kinfolk.workflows.finetuning.recipe",
+        "prefixes": "kinfolk.workflows.prefix_tuning.recipe",
+        "stages": "kinfolk.workflows.finetuning.stages",
     },
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},

@@ -8,7 +8,7 @@ import pytest
 
 from kinfolk.reports.inspect_page import render, shown_sources
 from kinfolk.reports.inspect_view import ObjectiveView
-from kinfolk.workflows.inspect_page import inspect_page, inspected_families
+from kinfolk.workflows.inspection.page import inspect_page, inspected_families
 from support.pages import CUT_OFF, EVIL, INSPECTED, PAGES
 
 Open = Callable[..., Any]

@@ -11,10 +11,10 @@ import torch
 import zstandard
 from safetensors.torch import save_file
 
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.prefix_files import SavedPrefixes
-from kinfolk.workflows.prefixes import learn_prefixes
-from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.prefix_tuning.files import SavedPrefixes
+from kinfolk.workflows.prefix_tuning.prefixes import learn_prefixes
+from kinfolk.workflows.vectors.transforms import TransformSpec, VectorTransforms
 from support.bad_json import edited, json_mistakes
 from support.runs import Home, Kinfolk, one_sentence
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.workflows.claim_list import CLAIMS
+from kinfolk.workflows.claims.catalog import CLAIMS
 from support.runs import Home, Kinfolk, one_sentence
 
 

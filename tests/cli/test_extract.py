@@ -9,7 +9,7 @@ import pytest
 
 from kinfolk.tasks.rows import Article
 from kinfolk.text.segment import split_sentences
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from support.runs import Kinfolk, Said
 
 ANIMALS, COLORS = ("cat", "dog", "bird", "king"), ("red", "old", "blue", "grey")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.training.provenance import Provenance
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from support import tables
 from support.runs import Home, Kinfolk, Said, tree

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kinfolk.tasks.dataset import task_dataset
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 from support import tables
 from support.runs import Kinfolk, Said
 

@@ -13,9 +13,10 @@ from kinfolk.generation import generate as chat_module
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.generate import ChatSession
 from kinfolk.generation.prompts import EncodedPrompt
-from kinfolk.workflows import pretrain, translate
+from kinfolk.workflows import pretrain
 from kinfolk.workflows.generate import PREFIX_FILE
-from kinfolk.workflows.parallel import ParallelData
+from kinfolk.workflows.translation import translate
+from kinfolk.workflows.translation.parallel import ParallelData
 from support.runs import Kinfolk
 
 LINES = ["The cat saw a ball.", "", "A dog", "  ", "The old man found the river again.", "The"]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 # Imports take seconds: both processes say when they are done with them, and start together.
 WAITING = """
 import sys
-import kinfolk.workflows.finetune, kinfolk.workflows.pretrain, torch._dynamo
+import kinfolk.workflows.finetuning.finetune, kinfolk.workflows.pretrain, torch._dynamo
 from kinfolk.cli import main
 print("ready", flush=True)
 sys.stdin.readline()

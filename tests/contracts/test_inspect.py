@@ -16,8 +16,8 @@ from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.reports.inspect_view import ObjectiveView
 from kinfolk.rng import Stream, generator
 from kinfolk.text import train_tokenizer
-from kinfolk.workflows.inspect_draws import Draw, InspectedText
-from kinfolk.workflows.inspect_objectives import inspect_objective
+from kinfolk.workflows.inspection.draws import Draw, InspectedText
+from kinfolk.workflows.inspection.objectives import inspect_objective
 from support.contracts import NAMES, PAIRS, predicted
 
 # A second document begins after the blank line: rows are packed.

@@ -15,8 +15,8 @@ from kinfolk.objectives.bilm import BiLM
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.text import train_tokenizer
 from kinfolk.text.characters import character_table
-from kinfolk.workflows.inspect_draws import Draw, InspectedText
-from kinfolk.workflows.inspect_objectives import inspect_objective
+from kinfolk.workflows.inspection.draws import Draw, InspectedText
+from kinfolk.workflows.inspection.objectives import inspect_objective
 from support.contracts import PAIRS, shaken
 
 DOCUMENTS = ("The fox jumps over the lazy dog. It was not amused.", "A second text follows here.")

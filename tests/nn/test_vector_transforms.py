@@ -13,7 +13,7 @@ from torch import Tensor
 from kinfolk.errors import UserError
 from kinfolk.nn.flow import Flow, train_couplings
 from kinfolk.nn.vector_transforms import ComponentRemoval, Standardization, Whitening
-from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
+from kinfolk.workflows.vectors.transforms import TransformSpec, VectorTransforms
 
 
 def draw(rows: int, size: int, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 from kinfolk.training import first_estimate, loop
 from kinfolk.training.step import TrainStep
-from kinfolk.workflows import step_timing
+from kinfolk.workflows.comparison import step_timing
 
 
 @dataclass

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.tasks.dataset import TaskDataset, task_dataset
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 
 GOOD, BAD = ("fine", "great", "lovely", "warm"), ("dull", "awful", "grey", "cold")
 THINGS = ("film", "play", "song", "book", "story", "scene", "actor", "plot")

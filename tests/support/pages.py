@@ -43,8 +43,8 @@ from kinfolk.reports.page import environment
 from kinfolk.text import train_tokenizer
 from kinfolk.text.inspect import TokenizerStats, TokenView
 from kinfolk.workflows.compare_tokenizers import comparison_of
-from kinfolk.workflows.inspect_model_view import model_view
-from kinfolk.workflows.inspect_page import inspect_page as inspected_page
+from kinfolk.workflows.inspection.model_view import model_view
+from kinfolk.workflows.inspection.page import inspect_page as inspected_page
 from support.races import race
 
 LONG = "electra/small (objective=rtd, objective.discriminator_weight=25)"

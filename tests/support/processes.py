@@ -62,7 +62,7 @@ def tune(
     rank: int, count: int, port: int, folder: Path, job: Tuning, interrupt: Interrupt | None
 ) -> None:
     """Fine-tune as one of several processes, or resume that."""
-    from kinfolk.workflows.finetune import finetune
+    from kinfolk.workflows.finetuning.finetune import finetune
 
     set_rank(rank, count, port, folder)
     callbacks = [] if interrupt is None else [OnStep(interrupt)]

@@ -25,7 +25,7 @@ from kinfolk.tasks.formulations.cross_view import (
 from kinfolk.tasks.instances import AlternatingBatches, LazyInstances, TaskBatches
 from kinfolk.tasks.rows import LabelledText, TaggedSentence
 from kinfolk.tasks.task import task_class
-from kinfolk.workflows.inspect_masks import dense_views
+from kinfolk.workflows.inspection.masks import dense_views
 from support.task_rows import LENGTH, config, rows, same, solving, task, tokenizer
 
 Array = NDArray[np.float64]

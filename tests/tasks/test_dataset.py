@@ -13,8 +13,8 @@ from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import TaskDataset, as_datasets, task_dataset
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.training.loop import Callback, Progress
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe, parse_initial_weights
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe, parse_initial_weights
 from kinfolk.workflows.pretrain import resume
 from support.learnable import Chance, asked, classify, lines, objects, squad, table, tag
 from support.learnable import write as story

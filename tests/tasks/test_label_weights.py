@@ -21,7 +21,7 @@ from kinfolk.tasks.formulations.sentence_selection import LabelSets, SentenceSel
 from kinfolk.tasks.instances import TaskBatches
 from kinfolk.tasks.rows import Article
 from kinfolk.tasks.task import Task
-from kinfolk.workflows.label_search import learned_label_weights, weight_messages
+from kinfolk.workflows.finetuning.label_search import learned_label_weights, weight_messages
 from support.task_rows import WORDS, config, tokenizer
 
 SENTENCES, DOCUMENTS, LR = 6, 640, 2e-3

@@ -15,8 +15,8 @@ from kinfolk.tasks.formats.base import FileSpec, Format, Predictions, ReadReport
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import TASK_KINDS, Task, register_kind, sort_labels
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
 
 

@@ -21,7 +21,7 @@ from kinfolk.training.activation_checkpoint import checkpoint_activations
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
 from kinfolk.training.step import Learner
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.pretrain import pretrain
 from support.runs import Home
 

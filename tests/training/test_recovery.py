@@ -26,7 +26,7 @@ from kinfolk.training.recovery import batch_number, batch_numbers
 from kinfolk.training.run import Run
 from kinfolk.training.run_differences import differences
 from kinfolk.training.step import TrainStep
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe
 from kinfolk.workflows.recipe import recipe as make_recipe

@@ -29,7 +29,7 @@ from kinfolk.training.run import Run
 from kinfolk.training.sharding import Shards, clip_gradients
 from kinfolk.training.step import Learner
 from kinfolk.training.workload import optimizer_step
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe
 from kinfolk.workflows.recipe import recipe as make_recipe

@@ -22,10 +22,10 @@ from kinfolk.training import watch
 from kinfolk.training.log import alarms, read, speed_lines
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.run import Run
-from kinfolk.workflows.parallel import ParallelData
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe, recipe
-from kinfolk.workflows.translate import prepare_translation_run
+from kinfolk.workflows.translation.parallel import ParallelData
+from kinfolk.workflows.translation.translate import prepare_translation_run
 from support.learnable import objects, opinions, tag, tune
 from support.runs import LENGTH, Home, text
 

@@ -21,8 +21,8 @@ from kinfolk.errors import UserError
 from kinfolk.families import index
 from kinfolk.text import Tokenizer
 from kinfolk.training.flops import FORMULAS, FlopCounter
-from kinfolk.workflows import budget, step_timing
-from kinfolk.workflows.budget import (
+from kinfolk.workflows.comparison import budget, step_timing
+from kinfolk.workflows.comparison.budget import (
     TOLERANCE,
     Budget,
     Cost,

@@ -13,9 +13,10 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.tasks.classification import Classification
-from kinfolk.workflows import claim_scores
-from kinfolk.workflows.claim_list import CLAIMS, SCALES, Part, Scale, claims
-from kinfolk.workflows.claim_scores import (
+from kinfolk.workflows.claims import scores as claim_scores
+from kinfolk.workflows.claims.catalog import CLAIMS, SCALES, Part, Scale, claims
+from kinfolk.workflows.claims.run import joint_verdict, run_claims, short_number
+from kinfolk.workflows.claims.scores import (
     Measured,
     center_above_control,
     claim_effects,
@@ -24,9 +25,8 @@ from kinfolk.workflows.claim_scores import (
     seed_interval,
     untrained_words,
 )
-from kinfolk.workflows.claims import joint_verdict, run_claims, short_number
-from kinfolk.workflows.race_plan import Entrant, Plan
-from kinfolk.workflows.race_tasks import task_choices
+from kinfolk.workflows.comparison.plan import Entrant, Plan
+from kinfolk.workflows.comparison.tasks import task_choices
 from kinfolk.workflows.recipe import recipe
 from support.runs import DOES, WHAT, WHO, Home
 
@@ -379,7 +379,7 @@ def test_a_claim_without_its_kind_of_task_is_refused_by_name_and_else_listed(
     with pytest.raises(UserError, match="electra needs a classification of single texts"):
         run_claims(tmp_path / "a", text, ["electra"], scale=SMALL)
     assert not (tmp_path / "a").exists()
-    monkeypatch.setattr("kinfolk.workflows.claim_list.CLAIMS", tuple(claims(["nsp"])))
+    monkeypatch.setattr("kinfolk.workflows.claims.catalog.CLAIMS", tuple(claims(["nsp"])))
     (result,) = run_claims(tmp_path / "b", text, tasks=labelled, scale=SMALL)
     assert result.verdict == "not run"
     assert result.words.startswith("not run: it needs a classification of pairs of texts")

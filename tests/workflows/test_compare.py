@@ -19,8 +19,8 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import train_tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.budget import Cost, batch_flops
-from kinfolk.workflows.compare import (
+from kinfolk.workflows.comparison.budget import Cost, batch_flops
+from kinfolk.workflows.comparison.compare import (
     RaceResult,
     compare,
     plan_only,
@@ -28,17 +28,17 @@ from kinfolk.workflows.compare import (
     repeat_race,
     resume_race,
 )
-from kinfolk.workflows.pretrain import PretrainWorkload
-from kinfolk.workflows.race_data import read_task
-from kinfolk.workflows.race_plan import Entrant, Job, Plan
-from kinfolk.workflows.race_pool import RaceCallback
-from kinfolk.workflows.race_results import learning_rates, measured_spread
-from kinfolk.workflows.race_setup import (
+from kinfolk.workflows.comparison.data import read_task
+from kinfolk.workflows.comparison.plan import Entrant, Job, Plan
+from kinfolk.workflows.comparison.pool import RaceCallback
+from kinfolk.workflows.comparison.results import learning_rates, measured_spread
+from kinfolk.workflows.comparison.setup import (
     make_plan,
     processes_of_device,
     scaled,
     with_guessed_seconds,
 )
+from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe
 from support.runs import text
 

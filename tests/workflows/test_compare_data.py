@@ -24,10 +24,7 @@ from kinfolk.tasks.rows import (
     TaggedSentence,
 )
 from kinfolk.tasks.tagging import Tagging
-from kinfolk.workflows.finetune_defaults import RAW_TOKENS, tokens_of_steps
-from kinfolk.workflows.load import load
-from kinfolk.workflows.pretrain import pretrain
-from kinfolk.workflows.race_data import (
+from kinfolk.workflows.comparison.data import (
     TaskRows,
     TextSource,
     default_vocab_size,
@@ -38,7 +35,7 @@ from kinfolk.workflows.race_data import (
     task_files,
     write_splits,
 )
-from kinfolk.workflows.race_plan import (
+from kinfolk.workflows.comparison.plan import (
     Entrant,
     Plan,
     PlannedEntrant,
@@ -47,11 +44,14 @@ from kinfolk.workflows.race_plan import (
     parse_labels,
     slugs,
 )
-from kinfolk.workflows.race_pool import Workers
-from kinfolk.workflows.race_results import command_line, rarer_options
-from kinfolk.workflows.race_scores import development_documents, development_loss
-from kinfolk.workflows.race_tables import Table, corpus_names, prediction_units, score_words
-from kinfolk.workflows.race_tasks import any_raw, finetune_arguments, finetune_steps
+from kinfolk.workflows.comparison.pool import Workers
+from kinfolk.workflows.comparison.results import command_line, rarer_options
+from kinfolk.workflows.comparison.scores import development_documents, development_loss
+from kinfolk.workflows.comparison.tables import Table, corpus_names, prediction_units, score_words
+from kinfolk.workflows.comparison.tasks import any_raw, finetune_arguments, finetune_steps
+from kinfolk.workflows.finetuning.defaults import RAW_TOKENS, tokens_of_steps
+from kinfolk.workflows.load import load
+from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
 from support.runs import Home, text
 

@@ -13,8 +13,8 @@ from kinfolk.training import checkpoint
 from kinfolk.training.log import read, speed_lines
 from kinfolk.training.step import TrainStep
 from kinfolk.training.time_budget import DECISIONS, read_decisions, to_the_end
-from kinfolk.workflows.compare import RaceResult, compare, repeat_race, resume_race
-from kinfolk.workflows.race_plan import Plan
+from kinfolk.workflows.comparison.compare import RaceResult, compare, repeat_race, resume_race
+from kinfolk.workflows.comparison.plan import Plan
 from support.clocks import StepClock
 from support.runs import text
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kinfolk.workflows import race_jobs
-from kinfolk.workflows.compare import compare
-from kinfolk.workflows.race_plan import PlannedEntrant
+from kinfolk.workflows.comparison import jobs
+from kinfolk.workflows.comparison.compare import compare
+from kinfolk.workflows.comparison.plan import PlannedEntrant
 from kinfolk.workflows.recipe import Recipe
 from support.runs import text
 
@@ -34,7 +34,7 @@ def labelled(rows: int) -> str:
 @pytest.fixture(autouse=True)
 def _own_seeds_of_the_equal_entrant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the equal entrant other weights, batches and dropout than the plain one."""
-    pretraining, fine_tuning = race_jobs.planned_recipe, race_jobs.finetune_arguments
+    pretraining, fine_tuning = jobs.planned_recipe, jobs.finetune_arguments
 
     def planned_recipe(entrant: PlannedEntrant, *, seed: int, **settings: Any) -> Recipe:
         return pretraining(entrant, seed=shifted(entrant, seed), **settings)
@@ -47,8 +47,8 @@ def _own_seeds_of_the_equal_entrant(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(entrant: PlannedEntrant, seed: int) -> int:
         return seed + (OTHER_SEEDS if entrant.name == "equal" else 0)
 
-    monkeypatch.setattr(race_jobs, "planned_recipe", planned_recipe)
-    monkeypatch.setattr(race_jobs, "finetune_arguments", finetune_arguments)
+    monkeypatch.setattr(jobs, "planned_recipe", planned_recipe)
+    monkeypatch.setattr(jobs, "finetune_arguments", finetune_arguments)
 
 
 def race(folder: Path, *, seeds: int, tasks: Sequence[Path] = ()) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from kinfolk.text import Tokenizer
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
 from kinfolk.workflows.evaluate import evaluate, open_evaluation
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 from kinfolk.workflows.generate import task_prefix
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe

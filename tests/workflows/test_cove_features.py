@@ -12,11 +12,11 @@ from kinfolk.data.parallel_text import ParallelText
 from kinfolk.nn.biattention import BCN, Reader
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.evaluate import evaluate
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.parallel import ParallelData
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.predict import predict
 from kinfolk.workflows.pretrain import resume
-from kinfolk.workflows.translate import prepare_translation_run
+from kinfolk.workflows.translation.parallel import ParallelData
+from kinfolk.workflows.translation.translate import prepare_translation_run
 
 ANIMALS, PLACES = ("cat", "dog", "bird"), ("house", "river", "garden")
 

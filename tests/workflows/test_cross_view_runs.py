@@ -14,8 +14,8 @@ from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.unlabelled import UnlabelledText, unlabelled_text
 from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Progress
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import evaluate_rows, load_predictor, predict
 from kinfolk.workflows.pretrain import resume

@@ -11,7 +11,7 @@ from kinfolk import hub
 from kinfolk.errors import UserError
 from kinfolk.training.checkpoint import CorruptCheckpointWarning
 from kinfolk.workflows.evaluate import evaluate
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.generate import fill, generate
 from kinfolk.workflows.load import load, save

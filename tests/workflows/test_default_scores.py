@@ -14,8 +14,8 @@ import pytest
 
 from kinfolk.data.prepare import prepare, train_tokenizer
 from kinfolk.workflows.evaluate import evaluate
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import (
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import (
     FineTuneRecipe,
     InitialWeights,
     parse_initial_weights,

@@ -13,9 +13,9 @@ from kinfolk.errors import UserError
 from kinfolk.families import families, family
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows.embed import POOLINGS, Embedder, parse_layers
-from kinfolk.workflows.finetune_recipe import InitialWeights
-from kinfolk.workflows.vector_transforms import TransformSpec, VectorTransforms
+from kinfolk.workflows.finetuning.recipe import InitialWeights
+from kinfolk.workflows.vectors.embed import POOLINGS, Embedder, parse_layers
+from kinfolk.workflows.vectors.transforms import TransformSpec, VectorTransforms
 from support.packages import MINILM, file_of
 
 NEURAL = [name for name in families() if name != "ngram"]

@@ -17,14 +17,14 @@ from kinfolk.nn.attention import Attention
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.dataset import task_dataset
-from kinfolk.workflows.finetune import FineTuneWorkload, finetune
-from kinfolk.workflows.finetune_defaults import (
+from kinfolk.workflows.finetuning.defaults import (
     RAW_TOKENS,
     default_steps,
     default_train_config,
     is_raw,
 )
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.finetune import FineTuneWorkload, finetune
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.recipe import Recipe

@@ -13,7 +13,7 @@ from kinfolk.text import Tokenizer
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.log import alarms, read
-from kinfolk.workflows.finetune import check_shares, finetune
+from kinfolk.workflows.finetuning.finetune import check_shares, finetune
 from kinfolk.workflows.pretrain import resume
 from support.processes import Interrupt, Tuning, torchrun, train_together
 from support.runs import Home, Kinfolk, command, one_sentence

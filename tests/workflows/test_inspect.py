@@ -14,10 +14,10 @@ from kinfolk.hub import load_model
 from kinfolk.nn.recording import record_layers_and_attention
 from kinfolk.text import train_tokenizer
 from kinfolk.text.characters import character_table
-from kinfolk.workflows.inspect_layouts import next_token_layout
-from kinfolk.workflows.inspect_model_view import model_view
-from kinfolk.workflows.inspect_network import layer_logits
-from kinfolk.workflows.inspect_recurrent import recurrent_states, trace_lstm
+from kinfolk.workflows.inspection.layouts import next_token_layout
+from kinfolk.workflows.inspection.model_view import model_view
+from kinfolk.workflows.inspection.network import layer_logits
+from kinfolk.workflows.inspection.recurrent import recurrent_states, trace_lstm
 from support.contracts import build, shaken
 from support.packages import IGLM, MINILM, file_of
 from support.runs import Home

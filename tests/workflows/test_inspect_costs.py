@@ -11,14 +11,14 @@ from kinfolk.batch import Inputs
 from kinfolk.families.base import STANDARD_SIZES
 from kinfolk.training.flops import FlopCounter
 from kinfolk.workflows.evaluate import count_parameters
-from kinfolk.workflows.inspect_costs import (
+from kinfolk.workflows.inspection.costs import (
     cost_parts,
     evaluate_terms,
     flop_terms,
     network_costs,
 )
-from kinfolk.workflows.inspect_masks import meta_network
-from kinfolk.workflows.inspect_memory import activation_bytes, saved_bytes
+from kinfolk.workflows.inspection.masks import meta_network
+from kinfolk.workflows.inspection.memory import activation_bytes, saved_bytes
 
 NAMES = [*families.families(), "bilstm", "cvt"]
 LENGTH = 24

@@ -13,10 +13,10 @@ from kinfolk.reports.inspect_page import render
 from kinfolk.reports.inspect_view import AttentionView
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
-from kinfolk.workflows.inspect import inspect
-from kinfolk.workflows.inspect_masks import dense_views
-from kinfolk.workflows.inspect_model_view import model_view
-from kinfolk.workflows.inspect_page import inspect_page, inspected_families, model_names
+from kinfolk.workflows.inspection.inspect import inspect
+from kinfolk.workflows.inspection.masks import dense_views
+from kinfolk.workflows.inspection.model_view import model_view
+from kinfolk.workflows.inspection.page import inspect_page, inspected_families, model_names
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
 from support.runs import Home

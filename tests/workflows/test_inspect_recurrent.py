@@ -12,8 +12,8 @@ from kinfolk import families, inspect
 from kinfolk.batch import Inputs
 from kinfolk.text import train_tokenizer
 from kinfolk.text.characters import character_table
-from kinfolk.workflows.inspect import Inspection
-from kinfolk.workflows.inspect_recurrent import LSTMTrace
+from kinfolk.workflows.inspection.inspect import Inspection
+from kinfolk.workflows.inspection.recurrent import LSTMTrace
 from support.contracts import shaken
 
 TEXT = "the cat sat on the mat. it was a red mat, and the cat was old."

@@ -15,8 +15,8 @@ from kinfolk.metrics.isotropy import mean_cosine
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.reports.isotropy_page import render
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows.finetune_recipe import InitialWeights
-from kinfolk.workflows.isotropy import isotropy_page, read_pairs
+from kinfolk.workflows.finetuning.recipe import InitialWeights
+from kinfolk.workflows.vectors.isotropy import isotropy_page, read_pairs
 
 WORDS = ["the", "a", "film", "song", "book", "was", "lovely", "dull", "bright", "weak", "saw"]
 NEURAL = [name for name in families() if name != "ngram"]

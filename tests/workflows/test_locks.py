@@ -15,7 +15,7 @@ from kinfolk.errors import Terminated, UserError
 from kinfolk.files import folder_lock
 from kinfolk.training.loop import Progress
 from kinfolk.training.run import Run
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from support.runs import Home, OnStep, tree
 

@@ -16,12 +16,12 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.neurons import NeuronLayer, ScaledNeurons, feed_forwards
 from kinfolk.reports.neurons_page import render
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows.fact_prompts import Fact, fact_inputs, read_facts
-from kinfolk.workflows.finetune_recipe import InitialWeights
-from kinfolk.workflows.neuron_effects import EffectRow, Group, summarize_effects
-from kinfolk.workflows.neuron_passes import NeuronPasses, PromptAttribution
-from kinfolk.workflows.neurons import choose_neurons
-from kinfolk.workflows.neurons_page import neurons_page
+from kinfolk.workflows.finetuning.recipe import InitialWeights
+from kinfolk.workflows.knowledge_neurons.effects import EffectRow, Group, summarize_effects
+from kinfolk.workflows.knowledge_neurons.fact_prompts import Fact, fact_inputs, read_facts
+from kinfolk.workflows.knowledge_neurons.neurons import choose_neurons
+from kinfolk.workflows.knowledge_neurons.page import neurons_page
+from kinfolk.workflows.knowledge_neurons.passes import NeuronPasses, PromptAttribution
 from support.attributions import open_captum
 
 TEXTS = [

@@ -19,12 +19,12 @@ from kinfolk.training.device_specs import DEVICES
 from kinfolk.training.flops import FlopCounter
 from kinfolk.training.meters import peak_memory
 from kinfolk.training.optimizer import build_optimizer
-from kinfolk.workflows.plan import planned_step
-from kinfolk.workflows.plan_check import check_plan
-from kinfolk.workflows.plan_memory import MemoryPlanner, device_memory
-from kinfolk.workflows.plan_speed import MEASURED
-from kinfolk.workflows.plan_step import PlannedStep
-from kinfolk.workflows.plan_strategy import Strategy
+from kinfolk.workflows.planning.check import check_plan
+from kinfolk.workflows.planning.memory import MemoryPlanner, device_memory
+from kinfolk.workflows.planning.plan import planned_step
+from kinfolk.workflows.planning.speed import MEASURED
+from kinfolk.workflows.planning.step import PlannedStep
+from kinfolk.workflows.planning.strategy import Strategy
 from support.contracts import documents
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -16,8 +16,8 @@ from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.generate import load_with_prefix
 from kinfolk.workflows.load import load
-from kinfolk.workflows.prefix_files import SavedPrefixes, weights_hash
-from kinfolk.workflows.prefixes import learn_prefixes
+from kinfolk.workflows.prefix_tuning.files import SavedPrefixes, weights_hash
+from kinfolk.workflows.prefix_tuning.prefixes import learn_prefixes
 from kinfolk.workflows.pretrain import pretrain, resume
 from kinfolk.workflows.recipe import recipe
 from support.learnable import BAD, GOOD, classify, table

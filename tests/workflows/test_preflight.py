@@ -12,7 +12,7 @@ from kinfolk.machine import available_memory, free_disk
 from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
 from kinfolk.workflows import pretrain as workflow
-from kinfolk.workflows.preflight import Room, check_finetuning, check_pretraining
+from kinfolk.workflows.planning.preflight import Room, check_finetuning, check_pretraining
 from kinfolk.workflows.recipe import Recipe, recipe
 from support.runs import Home
 
@@ -37,7 +37,7 @@ def run(home: Home, *settings: str, size: str = "gpt2/nano") -> Recipe:
 
 def sizes(home: Home, *settings: str) -> Any:
     """Return the trace of a step of the run."""
-    from kinfolk.workflows.plan_step import PlannedStep
+    from kinfolk.workflows.planning.step import PlannedStep
 
     chosen = run(home, *settings)
     step = PlannedStep(chosen.model, chosen.objective, cuda=False, bfloat16=False)
@@ -150,7 +150,7 @@ def test_a_network_that_reads_texts_has_a_lower_bound(home: Home, tmp_path: Path
 def test_a_refused_run_leaves_nothing_behind(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinfolk.workflows.preflight.available_memory", lambda: 10**6)
+    monkeypatch.setattr("kinfolk.workflows.planning.preflight.available_memory", lambda: 10**6)
     for callbacks in ([], [Callback()]):
         with pytest.raises(UserError, match="weights, gradients and moments take"):
             workflow.pretrain(run(home), tmp_path / "run", callbacks=callbacks)

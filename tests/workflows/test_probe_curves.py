@@ -15,9 +15,9 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.mlp_probe import fit_mlp_probe
 from kinfolk.reports.probe_page import render
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows.finetune_recipe import InitialWeights
-from kinfolk.workflows.probe_curves import probe_page
-from kinfolk.workflows.span_probes import is_span_file, read_spans
+from kinfolk.workflows.finetuning.recipe import InitialWeights
+from kinfolk.workflows.probing.curves import probe_page
+from kinfolk.workflows.probing.span_probes import is_span_file, read_spans
 
 NOUNS, VERBS = ("film", "song", "book"), ("saw", "found", "wrote")
 TAGS = {**dict.fromkeys(("a", "the"), "DET"), **dict.fromkeys(NOUNS, "NOUN")}

@@ -19,14 +19,14 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.tasks.rows import LabelledText, SourceTarget, TaggedSentence
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows.finetune_recipe import InitialWeights
-from kinfolk.workflows.probe_dataset import (
+from kinfolk.workflows.finetuning.recipe import InitialWeights
+from kinfolk.workflows.probing.dataset import (
     LayerProbes,
     TextPooling,
     center_of_gravity,
     expected_layer,
 )
-from kinfolk.workflows.probes import ProbeResult, probe_layers
+from kinfolk.workflows.probing.probes import ProbeResult, probe_layers
 from support.runs import WHO
 
 PRETRAINED = [name for name in families() if family(name).objectives and name != "ngram"]

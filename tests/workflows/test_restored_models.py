@@ -15,9 +15,10 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import task_class
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows import embed, probe_curves, probes
-from kinfolk.workflows.finetune_recipe import InitialWeights
-from kinfolk.workflows.probes import probe_layers
+from kinfolk.workflows.finetuning.recipe import InitialWeights
+from kinfolk.workflows.probing import curves, probes
+from kinfolk.workflows.probing.probes import probe_layers
+from kinfolk.workflows.vectors import embed
 
 Model = tuple[LanguageModel, Tokenizer]
 TEXTS = ["a film", "the song", "a book", "the film was dull"]
@@ -81,7 +82,7 @@ def test_the_model_is_back_on_its_device(
         return self
 
     monkeypatch.setattr(nn.Module, "to", move)
-    for module in (embed, probe_curves, probes):
+    for module in (embed, curves, probes):
         monkeypatch.setattr(module, "select_device", torch.device)
     CALLS[name](model, "meta")
     assert moves == [torch.device("meta"), torch.device("cpu")]

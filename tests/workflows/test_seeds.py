@@ -8,10 +8,10 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.files import folder_lock, new_folder
 from kinfolk.tasks.dataset import task_dataset
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import parse_initial_weights
+from kinfolk.workflows.finetuning.seeds import read_scores, run_seeds, summarize_seeds
 from kinfolk.workflows.folders import find_model_folder
-from kinfolk.workflows.seeds import read_scores, run_seeds, summarize_seeds
 from support import tables
 
 

@@ -11,10 +11,10 @@ import pytest
 from kinfolk.config import read_json
 from kinfolk.errors import UserError
 from kinfolk.training.loop import Callback, Progress
+from kinfolk.workflows.finetuning.stages import finetune_in_stages, resume_stages
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import predict
 from kinfolk.workflows.pretrain import resume
-from kinfolk.workflows.stages import finetune_in_stages, resume_stages
 from support.runs import Home
 
 ROWS = [

@@ -11,8 +11,8 @@ from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.static_shapes import MAX_SHAPES
 from kinfolk.training.capture import batch_key, tensor_leaves
 from kinfolk.training.workload import optimizer_step
-from kinfolk.workflows.finetune import FineTuneWorkload
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.finetune import FineTuneWorkload
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from support.learnable import choose, classify, objects, pair, squad, table, tag, tune, write
 
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.files import new_folder
 from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights
-from kinfolk.workflows.seeds import run_seeds
-from kinfolk.workflows.suites import (
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import parse_initial_weights
+from kinfolk.workflows.finetuning.seeds import run_seeds
+from kinfolk.workflows.finetuning.suites import (
     SuiteResult,
     evaluate_run,
     run_suite,

@@ -26,7 +26,7 @@ from kinfolk.training.time_budget import (
     to_the_end,
     write_decisions,
 )
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.lr_find import lr_find
 from kinfolk.workflows.pretrain import pretrain, resume
 from kinfolk.workflows.recipe import Recipe, finalize, recipe

@@ -15,9 +15,10 @@ from kinfolk.files import new_folder
 from kinfolk.generation import generate as generation
 from kinfolk.generation.config import GREEDY
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows import pretrain, translate
-from kinfolk.workflows.parallel import ParallelData
-from kinfolk.workflows.translate import (
+from kinfolk.workflows import pretrain
+from kinfolk.workflows.translation import translate
+from kinfolk.workflows.translation.parallel import ParallelData
+from kinfolk.workflows.translation.translate import (
     evaluate_bleu,
     generate_texts,
     prepare_translation_run,

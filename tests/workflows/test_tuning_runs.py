@@ -22,8 +22,12 @@ from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Progress
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe, InitialWeights, parse_initial_weights
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import (
+    FineTuneRecipe,
+    InitialWeights,
+    parse_initial_weights,
+)
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.pretrain import resume

@@ -11,8 +11,8 @@ from kinfolk.errors import UserError
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
-from kinfolk.workflows.finetune import FineTuneWorkload
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.finetune import FineTuneWorkload
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.load import load
 from support.learnable import dev, opinions, tune
 from workflows.test_tuning_runs import ends_alike, stopped

@@ -16,7 +16,7 @@ from kinfolk.errors import UserError
 from kinfolk.training.run_differences import differences, digests
 from kinfolk.training.step import TrainStep
 from kinfolk.workflows import verify_resume as workflow
-from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.verify_resume import kill_step
 from support.crash import server
 from support.runs import Home, tree

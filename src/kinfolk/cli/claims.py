@@ -22,8 +22,8 @@ from kinfolk.cli.output import (
 from kinfolk.cli.prepare import document_unit
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.claim_files import ClaimResult
-    from kinfolk.workflows.claim_list import Claim
+    from kinfolk.workflows.claims.catalog import Claim
+    from kinfolk.workflows.claims.files import ClaimResult
 
 STYLES = {"holds": "green", "reversed": "red"}
 
@@ -56,10 +56,10 @@ def claims(
     this scale, by the 95 % interval of the difference. The same command continues after an
     interruption. DIR/claims.html has all effects; docs/claims.md has those that were measured.
     """
-    from kinfolk.workflows import claim_list
+    from kinfolk.workflows.claims import catalog
 
-    chosen = claim_list.claims(names or ())
-    claim_list.scale_of(scale)
+    chosen = catalog.claims(names or ())
+    catalog.scale_of(scale)
     if show:
         show_claims(chosen, json=json)
         return
@@ -69,7 +69,7 @@ def claims(
         raise UsageError("missing -o DIR: the folder to write")
     unit = document_unit(document)
     from kinfolk.cli.compare import terminal_progress
-    from kinfolk.workflows.claims import run_claims
+    from kinfolk.workflows.claims.run import run_claims
 
     with saved_on_interrupt(lambda: "every finished job is kept; the same command continues"):
         results = run_claims(
@@ -90,7 +90,7 @@ def claims(
 
 def show_claims(chosen: Sequence["Claim"], *, json: bool) -> None:
     """Print what can be tested, and what each claim needs."""
-    from kinfolk.workflows.claim_list import NEEDS
+    from kinfolk.workflows.claims.catalog import NEEDS
 
     if json:
         keys = ("name", "sentence", "source", "measure", "tasks", "setting")

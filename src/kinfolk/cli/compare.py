@@ -37,7 +37,7 @@ from kinfolk.cli.prepare import document_unit
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.race_plan import Job, Plan, PlannedTask
+    from kinfolk.workflows.comparison.plan import Job, Plan, PlannedTask
 
 BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
 RUNTIME = "Runtime"
@@ -151,7 +151,7 @@ def compare(
         if out is None:
             raise UsageError("missing -o RACE: the folder to write")
         check_new_folder(out, "choose another -o, or continue it with --resume")
-        from kinfolk.workflows.race_repeat import write_repetition
+        from kinfolk.workflows.comparison.repeat import write_repetition
 
         write_repetition(repeat, out)
         run(None, out, jobs, json=json)
@@ -164,7 +164,7 @@ def compare(
         check_new_folder(out, "choose another -o, or continue it with --resume")
     if not data.corpus:
         raise UsageError("missing --corpus PATH: text, or a corpus from kinfolk prepare")
-    from kinfolk.workflows.compare import plan_only, race_options
+    from kinfolk.workflows.comparison.compare import plan_only, race_options
 
     amounts = {name: vars(budget)[name] for name in ("minutes", "flops", "tokens")}
     settings = {**vars(data), **vars(scores), "device": device, "search": budget.search}
@@ -197,7 +197,7 @@ def check_alone(context: typer.Context, name: str, *others: str) -> None:
 
 def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:
     """Start or resume a comparison, with lines about its progress on stderr."""
-    from kinfolk.workflows import compare as workflow
+    from kinfolk.workflows.comparison import compare as workflow
 
     began = time.monotonic()
     progress = terminal_progress()
@@ -222,7 +222,7 @@ def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:
 
 def terminal_progress() -> Any:
     """Return the callback that prints a line for each job."""
-    from kinfolk.workflows.race_pool import RaceCallback
+    from kinfolk.workflows.comparison.pool import RaceCallback
 
     class TerminalProgress(RaceCallback):
         """Lines on stderr: what is done, how long it took, and how long the rest may take."""

@@ -33,7 +33,7 @@ from kinfolk.workflows.folders import (
 )
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.embed import Embedder, Vectors
+    from kinfolk.workflows.vectors.embed import Embedder, Vectors
 
 TEXTS_HELP = "File with one text per line, or a table (.jsonl .tsv .csv .parquet); - for stdin."
 OTHER_FOLDER = "choose another folder with --save-transform DIR"
@@ -107,8 +107,8 @@ def embed(
     check_model_folder(model)
     check_new_file(out, (texts, model, fit, transform), force=force)
     read = read_texts(texts, field, column)
-    from kinfolk.workflows.embed import Embedder
-    from kinfolk.workflows.vector_transforms import (
+    from kinfolk.workflows.vectors.embed import Embedder
+    from kinfolk.workflows.vectors.transforms import (
         TransformSpec,
         VectorTransforms,
         is_saved_transform,

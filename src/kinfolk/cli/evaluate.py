@@ -180,7 +180,7 @@ def evaluate(
     values: dict[str, Any]
     if parallel is not None:
         parallel.check()
-        from kinfolk.workflows import translate
+        from kinfolk.workflows.translation import translate
 
         values = translate.evaluate(
             model, parallel, pivot=pairs.pivot, device=device, tokenizer=tokenizer

@@ -41,8 +41,8 @@ from kinfolk.workflows.folders import check_model_folder, check_new_folder, mode
 if TYPE_CHECKING:
     from kinfolk.cli.run_progress import TerminalProgress
     from kinfolk.tasks.dataset import TaskDataset
-    from kinfolk.workflows.seeds import SeedResults
-    from kinfolk.workflows.suites import SuiteResult, TrainFn
+    from kinfolk.workflows.finetuning.seeds import SeedResults
+    from kinfolk.workflows.finetuning.suites import SuiteResult, TrainFn
 
 T = TypeVar("T")
 LM_STAGES = ("general", "target")  # whose settings begin with their names
@@ -366,7 +366,7 @@ def run_in_stages(
     settings: Sequence[str],
 ) -> Path:
     """Train on text and then on labels, each stage in a folder of the run."""
-    from kinfolk.workflows.stages import check_stages, finetune_in_stages
+    from kinfolk.workflows.finetuning.stages import check_stages, finetune_in_stages
 
     assert options.stages is not None
     stages = [name.strip() for name in options.stages.split(",")]
@@ -404,10 +404,10 @@ def training_function(
     seed: int,
 ) -> "TrainFn":
     """Return the function that fine-tunes on datasets, with one seed or with several."""
-    from kinfolk.workflows import finetune as workflow
-    from kinfolk.workflows.finetune_recipe import parse_initial_weights
-    from kinfolk.workflows.label_search import search_label_weights
-    from kinfolk.workflows.seeds import run_seeds
+    from kinfolk.workflows.finetuning import finetune as workflow
+    from kinfolk.workflows.finetuning.label_search import search_label_weights
+    from kinfolk.workflows.finetuning.recipe import parse_initial_weights
+    from kinfolk.workflows.finetuning.seeds import run_seeds
 
     weights = parse_initial_weights(
         model, tokenizer=start.tokenizer, from_scratch=start.from_scratch
@@ -481,9 +481,9 @@ def per_file(option: str, values: Sequence[T] | None, count: int) -> list[T | No
 
 def resume_runs(run: Path) -> Path:
     """Resume a run, all runs of several seeds, or the stages of a run; return the scored run."""
-    from kinfolk.workflows import seeds
+    from kinfolk.workflows.finetuning import seeds
+    from kinfolk.workflows.finetuning.stages import resume_stages
     from kinfolk.workflows.pretrain import resume
-    from kinfolk.workflows.stages import resume_stages
 
     if seeds.is_multi_seed(run):
         return seeds.resume(run, lambda inner: progress_of(inner, run))
@@ -505,9 +505,9 @@ def progress_of(run: Path, out: Path) -> AbstractContextManager["TerminalProgres
 
 def print_scores(run: Path, *, json: bool) -> None:
     """Print the dev scores of a run, and where its best model is."""
+    from kinfolk.workflows.finetuning.label_search import is_label_search
+    from kinfolk.workflows.finetuning.seeds import finite_or_none, read_scores
     from kinfolk.workflows.folders import find_model_folder
-    from kinfolk.workflows.label_search import is_label_search
-    from kinfolk.workflows.seeds import finite_or_none, read_scores
 
     best = find_model_folder(run)
     if is_label_search(run):
@@ -541,7 +541,7 @@ def print_scores(run: Path, *, json: bool) -> None:
 def print_label_search(run: Path, best: Path, *, json: bool) -> None:
     """Print the dev score of each tried weighting of label sets, and the best model."""
     from kinfolk.tasks.task import format_score, metric_title
-    from kinfolk.workflows.label_search import read_search
+    from kinfolk.workflows.finetuning.label_search import read_search
 
     found = read_search(run)
     if json:
@@ -576,7 +576,7 @@ def score_table(results: "SeedResults") -> Table:
 
 def run_suite(data: DataOptions, train: "TrainFn", out: Path, *, device: str, json: bool) -> None:
     """Fine-tune on every dataset of a suite, and print the scores."""
-    from kinfolk.workflows import suites
+    from kinfolk.workflows.finetuning import suites
 
     assert data.suite is not None
     name, folder = data.suite
@@ -591,7 +591,7 @@ def run_suite(data: DataOptions, train: "TrainFn", out: Path, *, device: str, js
 def print_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> None:
     """Print the scores of all datasets of a suite, and their mean."""
     from kinfolk.tasks.task import metric_title
-    from kinfolk.workflows.suites import as_percent, suite_mean
+    from kinfolk.workflows.finetuning.suites import as_percent, suite_mean
 
     scored = [result for result in results if result.scores]
     if not scored:

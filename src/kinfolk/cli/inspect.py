@@ -71,7 +71,7 @@ def inspect(
     check_new_page(out, folders, force=force)
     from kinfolk.reports.inspect_page import render
     from kinfolk.reports.page import write
-    from kinfolk.workflows.inspect_page import inspect_page, inspected_families
+    from kinfolk.workflows.inspection.page import inspect_page, inspected_families
 
     count = len(chosen) or len(inspected_families())
     with (

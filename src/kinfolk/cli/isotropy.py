@@ -31,7 +31,7 @@ from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder, check_new_page
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.isotropy import IsotropyResult
+    from kinfolk.workflows.vectors.isotropy import IsotropyResult
 
 
 @command("kinfolk isotropy runs/bert --text texts.txt -o isotropy.html", panel=EVALUATE)
@@ -70,7 +70,7 @@ def isotropy(
         raise UserError(f"no such file: {sts}")
     texts = [each for each in read_texts(text, field, column) if each.strip()]
     from kinfolk.reports.isotropy_page import render
-    from kinfolk.workflows.isotropy import isotropy, isotropy_page, read_pairs
+    from kinfolk.workflows.vectors.isotropy import isotropy, isotropy_page, read_pairs
 
     pairs = [] if sts is None else read_pairs(sts, columns)
     with saved_on_interrupt(lambda: "nothing was written; run the same command again"):

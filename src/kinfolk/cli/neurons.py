@@ -32,8 +32,8 @@ from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder, check_new_file
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.fact_prompts import Fact
-    from kinfolk.workflows.neurons import NeuronsResult
+    from kinfolk.workflows.knowledge_neurons.fact_prompts import Fact
+    from kinfolk.workflows.knowledge_neurons.neurons import NeuronsResult
 
 SHOWN = 3  # neurons of a fact that are printed
 
@@ -78,9 +78,9 @@ def neurons(
         check_new_file(out, (facts, others, model), force=force)
     asked = one_fact(prompt, prompts or [], answer, facts)
     from kinfolk.reports.neurons_page import render
-    from kinfolk.workflows.fact_prompts import read_facts
-    from kinfolk.workflows.neurons import neurons
-    from kinfolk.workflows.neurons_page import neurons_page
+    from kinfolk.workflows.knowledge_neurons.fact_prompts import read_facts
+    from kinfolk.workflows.knowledge_neurons.neurons import neurons
+    from kinfolk.workflows.knowledge_neurons.page import neurons_page
 
     known = asked if facts is None else read_facts(facts)
     unrelated = [] if others is None else read_facts(others)
@@ -115,7 +115,7 @@ def one_fact(
     prompt: str | None, prompts: list[str], answer: str | None, facts: Path | None
 ) -> "list[Fact]":
     """Return the fact of the command line; none where facts are in a file."""
-    from kinfolk.workflows.fact_prompts import Fact
+    from kinfolk.workflows.knowledge_neurons.fact_prompts import Fact
 
     given = [text for text in (prompt, *prompts) if text is not None]
     if facts is not None:
@@ -131,7 +131,7 @@ def one_fact(
 
 def show(result: "NeuronsResult") -> None:
     """Print the neurons of the facts, their layers, the effects and the completeness."""
-    from kinfolk.workflows.neurons_page import fact_view
+    from kinfolk.workflows.knowledge_neurons.page import fact_view
 
     rows = table("prompt", "answer", *numbers("probability", "neurons"), "highest")
     for fact in map(fact_view, result.facts):

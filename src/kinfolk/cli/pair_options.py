@@ -11,7 +11,7 @@ from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
     from kinfolk.data.parallel_text import ParallelText
-    from kinfolk.workflows.parallel import LanguagePair, SentencePairs
+    from kinfolk.workflows.translation.parallel import LanguagePair, SentencePairs
 
 PAIRS = "Sentence pairs (translation)"
 
@@ -58,7 +58,7 @@ class PairOptions:
             raise UserError(
                 "--vocab-size does not apply to an existing --tokenizer: remove one of them"
             )
-        from kinfolk.workflows.parallel import MultilingualData, ParallelData
+        from kinfolk.workflows.translation.parallel import MultilingualData, ParallelData
 
         vocab_size: int | None = given.get("vocab_size")
         if train is None:
@@ -106,7 +106,7 @@ class TranslationOptions(PairOptions):
 
 def language_pairs(texts: Sequence[str], option: str) -> "tuple[LanguagePair, ...]":
     """Parse the values of an option that names languages and their files."""
-    from kinfolk.workflows.parallel import LanguagePair
+    from kinfolk.workflows.translation.parallel import LanguagePair
 
     return tuple(LanguagePair.parse(text, option) for text in texts)
 

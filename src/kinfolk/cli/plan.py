@@ -12,8 +12,8 @@ from kinfolk.errors import UserError
 from kinfolk.training.device_specs import CPU, DEVICES
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.plan import TrainingPlan
-    from kinfolk.workflows.plan_check import StepCheck
+    from kinfolk.workflows.planning.check import StepCheck
+    from kinfolk.workflows.planning.plan import TrainingPlan
 
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}  # of a number of tokens
 MODEL_AND_DATA, DEVICES_PANEL = "Model and data", "Devices"
@@ -74,7 +74,7 @@ def plan(
     """
     amount = parse_count(tokens, "--tokens")
     corpus = None if corpus_tokens is None else parse_count(corpus_tokens, "--corpus-tokens")
-    from kinfolk.workflows.plan import plan as make_plan
+    from kinfolk.workflows.planning.plan import plan as make_plan
 
     planned = make_plan(
         model,
@@ -121,8 +121,8 @@ def run_check(plan: "TrainingPlan") -> "StepCheck":
     """Run a few steps of one replica of a plan on this machine."""
     import torch
 
-    from kinfolk.workflows.plan import planned_step
-    from kinfolk.workflows.plan_check import check_plan
+    from kinfolk.workflows.planning.check import check_plan
+    from kinfolk.workflows.planning.plan import planned_step
 
     if plan.memory.strategy.tensor > 1 or plan.memory.strategy.pipeline > 1:
         raise UserError("--check runs on one device: leave out --tensor and --pipeline")

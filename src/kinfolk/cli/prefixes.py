@@ -91,7 +91,7 @@ def prefixes(
     settings = [*as_settings(training, "train."), *as_settings(prefixes, "prefixes.")]
 
     from kinfolk.cli.run_progress import run_progress
-    from kinfolk.workflows.prefixes import learn_prefixes
+    from kinfolk.workflows.prefix_tuning.prefixes import learn_prefixes
 
     with run_progress(out.name, f"kinfolk prefixes --resume {out}") as progress:
         learn_prefixes(
@@ -121,7 +121,7 @@ def finish(run: Path, *, json: bool) -> None:
 def show(run: Path, *, json: bool) -> None:
     """Print the attributes of a run, its dev metrics and how to use it."""
     from kinfolk.config import read_json
-    from kinfolk.workflows.prefix_files import PREFIXES
+    from kinfolk.workflows.prefix_tuning.files import PREFIXES
     from kinfolk.workflows.report import best_metrics
 
     recipe: Any = read_json(run / "recipe.json")

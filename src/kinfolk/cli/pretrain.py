@@ -35,8 +35,8 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_new_folder, model_or_family
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.parallel import SentencePairs
     from kinfolk.workflows.recipe import CorpusShare, Recipe
+    from kinfolk.workflows.translation.parallel import SentencePairs
 
 KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")  # of a recipe, beside train
 
@@ -140,7 +140,7 @@ def pretrain(
     else:
         from kinfolk.training.distributed import Processes
         from kinfolk.training.workload import select_device
-        from kinfolk.workflows.translate import prepare_translation_run
+        from kinfolk.workflows.translation.translate import prepare_translation_run
 
         own = [text.removeprefix("train.") for text in settings if text.startswith("train.")]
         processes = Processes.from_environment()
@@ -198,7 +198,7 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
     from kinfolk.training.distributed import Processes
     from kinfolk.training.log import read, speed
     from kinfolk.workflows import pretrain as workflow
-    from kinfolk.workflows import translate
+    from kinfolk.workflows.translation import translate
 
     began, processes = time.monotonic(), Processes.from_environment()
     resume = processes.command(f"pretrain --resume {quote(str(run))}")

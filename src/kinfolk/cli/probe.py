@@ -26,7 +26,7 @@ from kinfolk.cli.output import (
 from kinfolk.workflows.folders import check_model_folder, check_new_page
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.probe_curves import ProbeCurve, ProbeCurves
+    from kinfolk.workflows.probing.curves import ProbeCurve, ProbeCurves
 
 
 @command("kinfolk probe runs/bert --train train.conllu --dev dev.conllu", panel=EVALUATE)
@@ -59,7 +59,7 @@ def probe(
     if out is not None:
         check_new_page(out, (train, dev, test, model), force=force)
     from kinfolk.reports.probe_page import render
-    from kinfolk.workflows.probe_curves import probe, probe_page
+    from kinfolk.workflows.probing.curves import probe, probe_page
 
     with saved_on_interrupt(lambda: "nothing was written; run the same command again"):
         result = probe(

@@ -31,7 +31,7 @@ from kinfolk.generation.config import GenerationConfig
 from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.languages import Route
+    from kinfolk.workflows.translation.languages import Route
 
 Transform = Callable[[ProgressReporter], Iterator[str]]  # yields an output for each line
 
@@ -160,8 +160,8 @@ def register(
 
         from kinfolk.generation.generate import transform_lines
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
-        from kinfolk.workflows.languages import find_route
         from kinfolk.workflows.predict import is_extractive
+        from kinfolk.workflows.translation.languages import find_route
 
         transform: Transform
         route: Route = [()]

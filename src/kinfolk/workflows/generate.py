@@ -21,7 +21,7 @@ from kinfolk.training.workload import select_device
 from kinfolk.workflows.baselines import load_or_fit
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import check_trained, load, require_ability
-from kinfolk.workflows.prefix_files import open_prefix
+from kinfolk.workflows.prefix_tuning.files import open_prefix
 from kinfolk.workflows.recipe import recipe_of
 
 PRECISIONS = ("auto", "fp32", "bf16", "int8")

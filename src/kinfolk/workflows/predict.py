@@ -43,7 +43,7 @@ from kinfolk.tasks.task import (
 )
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
 

@@ -41,10 +41,10 @@ from kinfolk.training.watch import LossBaseline
 from kinfolk.training.workload import LossFn, Workload, select_device
 from kinfolk.workflows.baselines import Baselines, score_mixture
 from kinfolk.workflows.counting import CountingStep
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder, exclusive_run
 from kinfolk.workflows.load import untrained_modules_of
-from kinfolk.workflows.prefix_recipe import PrefixRecipe
+from kinfolk.workflows.prefix_tuning.recipe import PrefixRecipe
 from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokenizer
 from kinfolk.workflows.report import recipe_baselines, write_report
 from kinfolk.workflows.run_samples import text_samples
@@ -56,7 +56,7 @@ MAX_COUNTED_TOKENS = 3_000_000  # whose 3-grams are counted during a run: some s
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.preflight import Preflight
+    from kinfolk.workflows.planning.preflight import Preflight
 
 
 def pretrain(
@@ -103,11 +103,11 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
     if isinstance(recipe, Recipe):
         kind = workload_of(recipe)
     elif isinstance(recipe, PrefixRecipe):
-        from kinfolk.workflows.prefixes import PrefixWorkload
+        from kinfolk.workflows.prefix_tuning.prefixes import PrefixWorkload
 
         kind = PrefixWorkload
     else:
-        from kinfolk.workflows.finetune import FineTuneWorkload
+        from kinfolk.workflows.finetuning.finetune import FineTuneWorkload
 
         if type_name(recipe) == "stages":
             raise UserError(
@@ -149,7 +149,7 @@ def estimated(
     """Return what a run is about to take; refuse one that cannot fit."""
     if recipe.model.counting_steps is not None:  # counts are on disk, and their size is not known
         return None
-    from kinfolk.workflows.preflight import check_pretraining
+    from kinfolk.workflows.planning.preflight import check_pretraining
 
     described = processes.is_first and bool(callbacks)  # otherwise nobody reads it
     return check_pretraining(recipe, out, processes=processes, described=described)
@@ -160,7 +160,7 @@ def announce_estimate(
 ) -> None:
     """Report the estimate of a run, in process 0: the run is known to be right by then."""
     if estimate is not None and processes.is_first:
-        from kinfolk.workflows.preflight import announce
+        from kinfolk.workflows.planning.preflight import announce
 
         announce(estimate, callbacks)
 

@@ -12,7 +12,7 @@ from kinfolk.hub.folder import format_of
 from kinfolk.hub.formats import Native
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.training.log import read
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import HUB_NAME, find_model_folder
 from kinfolk.workflows.load import exportable, load, save
 from kinfolk.workflows.report import finetuning_report, pretraining_facts

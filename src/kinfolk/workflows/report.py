@@ -23,8 +23,8 @@ from kinfolk.training.log import alarms, read, samples, speed, speed_lines, toke
 from kinfolk.training.provenance import Provenance
 from kinfolk.workflows.baselines import Baselines, CountableText
 from kinfolk.workflows.evaluate import parameter_count
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-from kinfolk.workflows.prefix_recipe import PrefixRecipe
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
+from kinfolk.workflows.prefix_tuning.recipe import PrefixRecipe
 from kinfolk.workflows.recipe import Recipe
 
 LOSS_TITLES = {

@@ -36,13 +36,13 @@ from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.run import log_interval
 from kinfolk.training.run_differences import PARTS, counts, differences, digests
 from kinfolk.training.workload import select_device
-from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.comparison.step_timing import end_with_parent
+from kinfolk.workflows.finetuning.finetune import finetune
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import model_or_family
-from kinfolk.workflows.prefix_recipe import PrefixRecipe
+from kinfolk.workflows.prefix_tuning.recipe import PrefixRecipe
 from kinfolk.workflows.pretrain import resume
 from kinfolk.workflows.recipe import CorpusSource, Recipe, finalize, recipe
-from kinfolk.workflows.step_timing import end_with_parent
 
 STEPS = 24
 MIN_STEPS = 4  # for a checkpoint, a step after it to be killed at, and one more

@@ -1,0 +1,1 @@
+"""Well-known claims about families, tested by comparisons."""

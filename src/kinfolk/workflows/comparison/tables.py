@@ -1,0 +1,228 @@
+"""The tables of race.json: scores of entrants on the same rows, and their differences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfolk.metrics.comparison import (
+    BITS_PER_BYTE,
+    Difference,
+    Interval,
+    compare_all,
+    document_statistics,
+    summarize,
+)
+from kinfolk.metrics.metric import Metric, Statistics
+from kinfolk.metrics.verdicts import unit_of, verdict_sentences
+from kinfolk.tasks.task import task_class
+from kinfolk.workflows.comparison.data import read_stored
+from kinfolk.workflows.comparison.plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
+from kinfolk.workflows.comparison.scores import BASELINE, LIKELIHOOD, PSEUDO, scored_documents
+
+HELD_OUT = "the held-out text"
+TEXT = "text"  # what a likelihood predicts, whatever its tokens are
+
+Json = dict[str, Any]
+Results = Mapping[str, Json]  # by the name of the job, without those that failed
+Scores = dict[str, dict[int, Statistics]]  # by entrant and seed
+
+
+def likelihood_table(plan: Plan, results: Results) -> Json:
+    """Return bits per byte of every entrant; likelihoods are compared among themselves."""
+    found: dict[str, Json] = {}
+    corpora = corpus_names(plan)
+    # Of each method, with its units of prediction, that scores can be compared within.
+    scores: dict[tuple[str, str], Scores] = {}
+    for job in plan.jobs:
+        if job.kind != "likelihood" or job.name not in results:
+            continue
+        result = results[job.name]
+        if plan.options.search:
+            result = scored_documents(result)
+        entrant = plan.entrant_of[job.entrant]
+        words = score_words(entrant, result)
+        is_pseudo = result["kind"] == PSEUDO
+        units = prediction_units(entrant, words, corpora[entrant.corpus]) if is_pseudo else TEXT
+        found[job.entrant] = {"kind": result["kind"], "words": words, "units": units}
+        method = (words if is_pseudo else LIKELIHOOD), units
+        statistics = document_statistics(result["documents"])
+        scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
+    fixed = [e.name for e in plan.entrants if e.gradient_free]
+    baselines = [name for name, row in found.items() if row["kind"] == BASELINE]
+    rows: list[Json] = []
+    differences: list[Difference] = []
+    sentences: list[str] = []
+    for (words, _), compared in scores.items():
+        where = HELD_OUT if words == LIKELIHOOD else f"{HELD_OUT} ({words})"
+        table = Table(BITS_PER_BYTE, compared, fixed, baselines)
+        rows += [{**table.row(name), **found[name]} for name in table.intervals]
+        differences += table.differences
+        sentences += table.sentences(where, plan.options.seeds)
+    return {
+        "unit": "bits per byte",
+        "rows": rows,
+        "differences": [asdict(d) for d in differences],
+        "verdicts": sentences,
+    }
+
+
+def score_words(entrant: PlannedEntrant, result: Json) -> str:
+    """Return how a score was computed; that of ELECTRA is one of its generator."""
+    words = str(result["words"])
+    return (
+        words.replace(PSEUDO, f"{PSEUDO} of the generator") if entrant.objective == "rtd" else words
+    )
+
+
+def corpus_names(plan: Plan) -> dict[str, str]:
+    """Return a short name for the corpus of each tokenizer; none has two."""
+    folders = list(dict.fromkeys(entrant.corpus for entrant in plan.entrants))
+    names = [Path(folder).name for folder in folders]
+    return {
+        folder: name if names.count(name) == 1 else folder
+        for folder, name in zip(folders, names, strict=True)
+    }
+
+
+def prediction_units(entrant: PlannedEntrant, words: str, corpus: str) -> str:
+    """Return what a pseudo-likelihood predicts at once: only scores of the same units are compared.
+
+    A shorter token, or a shorter span, is easier to predict from the text on both sides.
+    """
+    units = f"tokens of {corpus}"
+    if "span" not in words:
+        return units
+    objective = (entrant.recipe or {}).get("objective", {})
+    length, rate = (objective.get(key) for key in ("mean_span_length", "mask_rate"))
+    return f"{units}, spans of {length} tokens in the mean and {rate} of the text"
+
+
+class Table:
+    """The scores of several entrants on the same rows."""
+
+    def __init__(
+        self, metric: Metric, scores: Scores, fixed: Sequence[str], baselines: Sequence[str]
+    ) -> None:
+        self.metric = metric
+        by_seed = {name: [s for _, s in sorted(seeds.items())] for name, seeds in scores.items()}
+        self.fixed = [name for name in fixed if name in by_seed]
+        self.baselines = [name for name in baselines if name in by_seed]
+        by_seed = {n: s[:1] if n in self.fixed else s for n, s in by_seed.items()}
+        self.seed_numbers = {n: sorted(scores[n])[: len(s)] for n, s in by_seed.items()}
+        self.intervals: dict[str, Interval] = {
+            name: summarize(metric, seeds, fixed=name in self.fixed)
+            for name, seeds in by_seed.items()
+        }
+        self.differences: list[Difference] = (
+            compare_all(metric, by_seed, fixed=self.fixed, baselines=self.baselines)
+            if len(by_seed) > 1
+            else []
+        )
+
+    def row(self, name: str) -> Json:
+        """Return the score of an entrant; seeds whose training failed have none."""
+        interval = self.intervals[name]
+        return {
+            "entrant": name,
+            "mean": interval.value,
+            "low": interval.low,
+            "high": interval.high,
+            "spread": interval.spread,
+            "seeds": list(interval.scores),
+            "seed_numbers": self.seed_numbers[name],
+            "fixed": name in self.fixed,  # no seed changes the model
+        }
+
+    def sentences(self, where: str, seeds: int) -> list[str]:
+        """Return what the differences show."""
+        unit, scale = unit_of(self.metric)
+        return verdict_sentences(
+            where,
+            unit,
+            self.intervals,
+            self.differences,
+            seeds,
+            baselines=self.baselines,
+            scale=scale,
+        )
+
+
+# Tasks
+
+
+def task_table(
+    race: Path, plan: Plan, task: PlannedTask, results: Results, failures: Mapping[str, str]
+) -> tuple[Json, list[str], list[str]]:
+    """Return the scores of a task, the sentences about all labels, and those about fewer."""
+    rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
+    metric = task.value.main_metric_of(rows)
+    stood_beside = [e.name for e in plan.entrants if e.baseline] + [*task.baselines]
+    scored: list[Json] = []
+    differences: list[Json] = []
+    sentences: list[list[str]] = []
+    for labels in task.labels:
+        jobs = [
+            job
+            for job in plan.jobs
+            if job.task == task.slug and job.labels == labels and job.name in results
+        ]
+        scores: Scores = {}
+        for job in jobs:
+            statistics = np.array(results[job.name]["statistics"])
+            scores.setdefault(job.entrant, {})[job.seed] = statistics
+        fixed = task.baselines if labels == ALL_LABELS else ()
+        table = Table(metric, scores, fixed, stood_beside)
+        seconds = {name: [results[j.name]["seconds"] for j in jobs if j.entrant == name]
+                   for name in scores}  # fmt: skip
+        scored += [
+            {
+                **table.row(name),
+                "labels": labels,
+                "seconds": float(np.mean(seconds[name])),
+                "baseline": name in stood_beside,
+                "settings": next(
+                    (results[j.name].get("settings") for j in jobs if j.entrant == name), None
+                ),
+            }
+            for name in table.intervals
+        ]
+        differences += [{"labels": labels, **asdict(d)} for d in table.differences]
+        where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
+        sentences.append(table.sentences(where, plan.options.seeds))
+    unit, _ = unit_of(metric)
+    others = [s for part in reversed(sentences[:-1]) for s in part]
+    table_json = {
+        "name": task.name,
+        "kind": task_class(task.kind).alias,
+        "metric": metric.name,
+        "unit": unit,
+        "maximum": metric.maximum,
+        "lower_is_better": metric.lower_is_better,
+        **{split: vars(task)[split] for split in ("train", "dev", "test")},
+        "labels": task.class_counts,
+        "rows": scored,
+        "differences": differences,
+        "left_out": [
+            {"entrant": name, "reason": reason}
+            for name, reason in left_out_reasons(plan, task, results, failures).items()
+        ],
+        "verdicts": [*sentences[-1], *others],
+    }
+    return table_json, sentences[-1], others
+
+
+def left_out_reasons(
+    plan: Plan, task: PlannedTask, results: Results, failures: Mapping[str, str]
+) -> dict[str, str]:
+    """Return why entrants have no score: they cannot do the task, or all of their jobs failed."""
+    reasons = {e.name: e.left_out for e in plan.entrants if e.left_out is not None}
+    reasons |= dict(task.left_out)
+    jobs = [job for job in plan.jobs if job.kind == "finetune" and job.task == task.slug]
+    scored = {job.entrant for job in jobs if job.name in results}
+    for job in jobs:
+        if job.entrant not in scored and job.name in failures:
+            reasons.setdefault(job.entrant, failures[job.name])
+    return reasons

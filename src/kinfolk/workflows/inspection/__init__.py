@@ -1,0 +1,1 @@
+"""What is inside a model: what objectives make of a text, what a network computes, costs."""

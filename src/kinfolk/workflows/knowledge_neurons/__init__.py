@@ -1,0 +1,1 @@
+"""Knowledge neurons: those on which the answer of a fact depends."""

@@ -1,0 +1,1 @@
+"""What a run costs and whether it fits, before anything is trained."""

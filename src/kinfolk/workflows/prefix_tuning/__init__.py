@@ -1,0 +1,1 @@
+"""Prefixes that are learned for a frozen decoder."""

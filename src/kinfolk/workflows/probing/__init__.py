@@ -1,0 +1,1 @@
+"""Probes: what linear and small classifiers read from frozen layers."""

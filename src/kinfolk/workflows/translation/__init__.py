@@ -1,0 +1,1 @@
+"""Translation models: sentence pairs, languages, training and translating."""

@@ -1,0 +1,1 @@
+"""Vectors of texts: their transforms and their isotropy."""
