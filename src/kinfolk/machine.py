@@ -23,6 +23,17 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def cpu_family(system: Path = SYSTEM) -> tuple[str, int]:
+    """Return the vendor of the CPU and its number of the family; ("", 0) where nothing says so."""
+    try:
+        text = (system / "proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+        pairs = [line.partition(":") for line in text.splitlines()]
+        values = {name.strip(): value.strip() for name, _, value in pairs}
+        return values["vendor_id"], int(values["cpu family"])
+    except (OSError, KeyError, ValueError):  # not Linux, or not an x86 CPU
+        return "", 0
+
+
 def available_memory(system: Path = SYSTEM) -> int:
     """Return the bytes that programs can still be given: free, cached files, free swap space.
 

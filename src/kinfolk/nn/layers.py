@@ -2,18 +2,17 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import gather_positions
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache
+from kinfolk.nn import cpu_products
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
@@ -43,74 +42,11 @@ def get_activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
-# Multiplications of a product from which oneDNN pays: calling it from Python takes 30 microseconds.
-ONEDNN_PRODUCTS = 2**24
-
-
-class _OneDNNLinear(torch.autograd.Function):
-    """A linear layer by oneDNN: on an AMD CPU a tenth faster than MKL, which `F.linear` calls.
-
-    The gradient of the weight is MKL's, which is the faster one there.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _onednn(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = gradient.flatten(0, -2)
-        return (
-            _onednn(gradient, weight.t(), None) if of_x else None,
-            rows.t() @ x.flatten(0, -2) if of_weight else None,
-            rows.sum(0) if of_bias else None,
-        )
-
-
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
-
-
-def trains_by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether this is a large product of plain tensors in a training step on a CPU."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.ndim > 1
-        and x.numel() * weight.shape[0] >= ONEDNN_PRODUCTS
-        and torch.is_grad_enabled()
-        and type(x) is Tensor
-        and type(weight) in (Tensor, nn.Parameter)
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and onednn_multiplies()
-    )
-
-
-@cache
-def onednn_multiplies() -> bool:
-    """Return whether torch has oneDNN's product, an operation of its compiler."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    x, weight = torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    try:
-        return torch.equal(_onednn(x, weight, torch.ones(2)), weight.T + 1)
-    except (AttributeError, RuntimeError):  # a version of torch that has none, or another one
-        return False
-
-
 def linear_or_matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply vectors with a matrix, (rows, width): (..., rows)."""
     if HAS_TRITON and triton_kernels.can_matvec(x, weight):
         return triton_kernels.matvec(x, weight, bias)
-    if trains_by_onednn(x, weight):
-        return _OneDNNLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return F.linear(x, weight, bias)
+    return cpu_products.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
+from kinfolk.nn.cpu_products import has_wide_vectors, linear, suits_onednn
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
@@ -19,6 +20,7 @@ if HAS_TRITON:
 
 CHUNK_LOGITS = 2**24  # logits held at a time on the CPU: 64 MB in float32, about a cache
 CHUNK_LOGITS_CUDA = 2**28
+NEW_LOGITS = 2**22  # logits that are new memory: what the C library keeps when it is freed
 
 
 def linear_cross_entropy(
@@ -75,6 +77,13 @@ class _CrossEntropy(torch.autograd.Function):
         size = chunk_rows(rows, padded, hidden.is_cuda)
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32  # of sums
         missing = 0 if bias is None else padded - len(bias)
+        ctx.dtype, ctx.missing, ctx.smoothed = weight.dtype, missing, bool(smoothing)
+        if rows and needs_grad and has_wide_vectors() and suits_onednn(hidden, weight):
+            sums, *gradients = _gradients_by_onednn(
+                hidden, weight, bias, labels, vocab_size, smoothing
+            )
+            ctx.save_for_backward(*gradients)
+            return torch.stack(sums) if smoothing else sums[0]
         totals: list[Tensor] = []  # of the loss, and of that without smoothing
         d_hidden: list[Tensor] = []
         d_weight = d_bias = None
@@ -114,7 +123,6 @@ class _CrossEntropy(torch.autograd.Function):
         if needs_grad:
             joined = d_hidden[0] if len(d_hidden) == 1 else torch.cat([hidden[:0], *d_hidden])
             ctx.save_for_backward(joined, d_weight, d_bias)
-        ctx.dtype, ctx.missing, ctx.smoothed = weight.dtype, missing, bool(smoothing)
         return torch.stack(totals) if smoothing else totals[0]
 
     @staticmethod
@@ -133,6 +141,43 @@ class _CrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _gradients_by_onednn(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    vocab_size: int,
+    smoothing: float,
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor | None]:
+    """Return the sums of the loss of each kind, and the gradients of states, weight and bias.
+
+    oneDNN writes to new memory: products of few rows, whose memory the process keeps, go into a
+    chunk of many, from which the gradient of the weight is computed.
+    """
+    rows, padded = len(hidden), len(weight)
+    size, few = chunk_rows(rows, padded, False), max(1, NEW_LOGITS // padded)
+    errors = hidden.new_empty(size, padded)
+    totals: list[Tensor] = []
+    d_hidden = torch.empty_like(hidden)
+    d_weight, d_bias = None, None if bias is None else torch.zeros_like(errors[0])
+    for start in range(0, rows, size):
+        chunk = hidden[start : start + size]
+        for first in range(start, start + len(chunk), few):
+            part = slice(first, min(first + few, start + len(chunk)))
+            error, sums = _error_and_sums(
+                linear(hidden[part], weight), bias, labels[part], vocab_size, smoothing, True
+            )
+            totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
+            d_hidden[part] = linear(error, weight.T)
+            errors[part.start - start : part.stop - start] = error
+            if d_bias is not None:
+                d_bias += error.sum(0)
+        product = linear(chunk.T, errors[: len(chunk)].T)
+        d_weight = product if d_weight is None else d_weight.add_(product)
+    assert d_weight is not None
+    return totals, d_hidden, d_weight.T.contiguous(), d_bias
 
 
 def _error_and_sums(
