@@ -109,6 +109,8 @@ def test_electra_is_its_generator_and_its_discriminator(home: Home) -> None:
         encoders += LAYERS * (layer(positions, size) + attention(ROWS, LENGTH, LENGTH, size))
         if size != c.embedding_size:
             encoders += products(positions, c.embedding_size * size)
+    # The last feed-forward sublayer of the generator runs at the masked tokens alone.
+    encoders -= products(positions - predictions, 8 * small * small)
     logits = products(predictions, small * c.embedding_size, VOCAB * c.embedding_size)
     sampling = logits / 3  # a forward pass without a gradient
     heads = products(positions, HIDDEN * HIDDEN, HIDDEN)
