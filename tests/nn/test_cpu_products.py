@@ -56,6 +56,25 @@ def test_a_product_of_onednn_has_the_values_gradients_and_flops_of_torchs(
 
 @needs_onednn
 @pytest.mark.usefixtures("vectors")
+def test_no_second_matrix_of_onednn_has_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Tensor] = []
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        given.append(weight)
+        return F.linear(x, weight, bias)
+
+    monkeypatch.setattr(cpu_products, "_onednn", product)
+    for sizes in ((7, 4), (4, 7)):
+        layer, x = Linear(*sizes), torch.randn(5, 2 * sizes[0])[:, ::2].requires_grad_()
+        out = layer(x)
+        out.backward(torch.randn(5, 2 * sizes[1])[:, ::2])
+    assert len(given) >= 4
+    assert all(w.is_contiguous() or w.t().is_contiguous() for w in given)
+    assert not suits_onednn(x, torch.randn(4, 14)[:, ::2])
+
+
+@needs_onednn
+@pytest.mark.usefixtures("vectors")
 def test_a_product_without_a_gradient_is_the_same() -> None:
     layer, x = Linear(7, 4), torch.randn(5, 7)
     with torch.no_grad():

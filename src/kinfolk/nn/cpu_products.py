@@ -40,8 +40,21 @@ def suits_onednn(x: Tensor, weight: Tensor) -> bool:
         and type(weight) in (Tensor, nn.Parameter)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+        and _is_dense(weight)
         and onednn_multiplies()
     )
+
+
+def _is_dense(weight: Tensor) -> bool:
+    """Return whether a matrix lies in memory row by row or column by column, without gaps.
+
+    With gaps in its second matrix oneDNN takes a thousand times as long.
+    """
+    return weight.is_contiguous() or weight.t().is_contiguous()
+
+
+def _dense(weight: Tensor) -> Tensor:
+    return weight if _is_dense(weight) else weight.contiguous()
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -69,8 +82,8 @@ def _of_weight(gradient: Tensor, x: Tensor) -> Tensor:
         return gradient.t() @ x
     # oneDNN copies the first of two transposed matrices: that is to be the smaller one.
     if gradient.shape[1] > x.shape[1]:
-        return _onednn(x.t(), gradient.t(), None).t().contiguous()
-    return _onednn(gradient.t(), x.t(), None)
+        return _onednn(x.t(), _dense(gradient).t(), None).t().contiguous()
+    return _onednn(gradient.t(), _dense(x).t(), None)
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
