@@ -26,7 +26,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _OneDNNLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return _onednn(x, weight, bias)
+    # Without a gradient there may be few rows, which were measured on wide vectors only.
+    return _onednn(x, weight, bias) if has_wide_vectors() else F.linear(x, weight, bias)
 
 
 def suits_onednn(x: Tensor, weight: Tensor) -> bool:
