@@ -78,7 +78,7 @@ class _CrossEntropy(torch.autograd.Function):
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32  # of sums
         missing = 0 if bias is None else padded - len(bias)
         ctx.dtype, ctx.missing, ctx.smoothed = weight.dtype, missing, bool(smoothing)
-        if rows and needs_grad and has_wide_vectors() and suits_onednn(hidden, weight):
+        if rows and needs_grad and suits_onednn(hidden, weight) and has_wide_vectors():
             sums, *gradients = _gradients_by_onednn(
                 hidden, weight, bias, labels, vocab_size, smoothing
             )
