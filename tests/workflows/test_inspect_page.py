@@ -219,6 +219,24 @@ def test_the_tokenizer_of_every_model_is_named(home: Home, tmp_path: Path) -> No
     assert shared["tokenizer"] == words and f"tokenizer of {run.name}" not in shared
 
 
+def test_unknown_tokens_and_another_tokenizer_are_warned_of(home: Home, tmp_path: Path) -> None:
+    words = train_tokenizer(["The cat saw the garden."], kind="word", vocab_size=1000, fewer=True)
+    words.save(tmp_path / "words")
+    run = home.run("gpt2")
+    text = "The cat saw zebra zebra."
+    page = inspect_page(text, ["gpt2/nano", "bert/nano"], tokenizer=tmp_path / "words")
+    assert page.warnings == [f"2 of 6 tokens are unknown to --tokenizer {tmp_path / 'words'}"]
+    page = inspect_page(text, [str(run)], tokenizer=tmp_path / "words")
+    own, given = (load_tokenizer(path).vocab_size for path in (run, tmp_path / "words"))
+    assert own != given and page.warnings[0] == (
+        f"{run.name} has another tokenizer of its own, of {own} ids, and --tokenizer has {given}: "
+        "the same id may be another token"
+    )
+    assert page.warnings[0] in render(page)
+    assert inspect_page(text, [str(run)], tokenizer=run).warnings == []
+    assert inspect_page(text, [str(run), "bert/nano"]).warnings == []
+
+
 def test_an_ngram_model_shows_how_it_backs_off(home: Home, tmp_path: Path) -> None:
     run = pretrain(recipe("ngram/3", home.corpus), tmp_path / "run")
     page = inspect_page("The cat saw the garden.", [str(run)])

@@ -115,7 +115,7 @@ def inspect(
     for row in rows:
         shown.add_row(*map(str, row.values()))
     print_table(shown)
-    for sentence in page.notes:
+    for sentence in (*page.notes, *page.warnings):
         note(sentence)
     print_line(f"\nreport: {out}")
 

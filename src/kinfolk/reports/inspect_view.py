@@ -165,4 +165,5 @@ class InspectPage:
     models: Sequence[ModelView]
     costs: Sequence[CostView]
     facts: Sequence[tuple[str, str]] = ()
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what was left out, and why
+    warnings: Sequence[str] = ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 
 from kinfolk.errors import UserError
@@ -48,6 +49,10 @@ class Inspection:
         """The names of the arrays."""
         return list(self.arrays)
 
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}={array.shape}" for name, array in self.arrays.items())
+        return f"Inspection({self.family}, {len(self.input_ids)} tokens, {shapes})"
+
 
 def inspect(
     model: LanguageModel | Path | str,
@@ -73,6 +78,7 @@ def inspect(
         to_inference(model, device=device, precision="fp32")
     layout = lay_out(model, text, tokenizer, target, seed)
     check_length(model, layout)
+    check_ids(model, [*layout.input_ids, *layout.encoder_ids])
     mask_id = None if tokenizer is None else tokenizer.special_tokens.mask
     values = network_values(model, layout, mask_id)
     return Inspection(
@@ -111,10 +117,22 @@ def lay_out(
         raise UserError("the target of token ids is token ids: give a list")
     if not len(text):
         raise UserError("there are no token ids: give some")
-    highest = max([*text, *(target or ())])
-    if highest >= model.max_vocab_size or min([*text, *(target or ())]) < 0:
-        raise UserError(f"token ids must be from 0 to {model.max_vocab_size - 1}")
+    given: list[object] = [*text, *(target or ())]
+    strange = [i for i in given if isinstance(i, bool) or not isinstance(i, Integral)]
+    if strange:
+        raise UserError(f"{strange[0]!r} is no token id: give integers, or the text as a string")
+    check_ids(model, [*text, *(target or ())])
     return layout_of_ids(model.pretrained, text, target, device)
+
+
+def check_ids(model: LanguageModel, ids: Sequence[int]) -> None:
+    """Refuse token ids that the model has no embedding of."""
+    wrong = next((i for i in ids if not 0 <= i < model.max_vocab_size), None)
+    if wrong is not None:
+        raise UserError(
+            f"the token id {wrong} is not one of the model, which has 0 to "
+            f"{model.max_vocab_size - 1}: use its own tokenizer"
+        )
 
 
 def check_length(model: LanguageModel, layout: Layout) -> None:
