@@ -10,7 +10,7 @@ import torch
 
 from kinfolk import UserError, families
 from kinfolk.reports.inspect_page import render
-from kinfolk.reports.inspect_view import AttentionView
+from kinfolk.reports.inspect_view import AttentionView, ObjectiveView
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspection.inspect import inspect
@@ -88,6 +88,55 @@ def test_the_views_of_cross_view_training_read_parts_of_the_text() -> None:
     assert masks["backward"][1].tolist() == [False, True, True, True]
 
 
+LONG = " ".join(["The old cat sat on the mat near the big red door of the house."] * 3)
+
+
+def one_card(text: str, name: str, objective: str, seed: int = 0) -> ObjectiveView:
+    cards = inspect_page(text, [name], seed=seed).objectives
+    return next(card for card in cards if card.objective == objective)
+
+
+def test_a_short_text_has_one_span_and_the_card_says_since_when_it_has_several() -> None:
+    words = LONG.replace(".", "").split()
+    for count in (30, 31):
+        cards = [one_card(" ".join(words[:count]), "t5/nano", "spans", s) for s in range(6)]
+        (length,) = {len(card.spans) for card in cards}
+        assert length == count
+        spans = {card.streams[0].changes.count("cut") for card in cards}
+        rows = {tuple(card.streams[0].tokens) for card in cards}
+        notes = [note for card in cards for note in card.notes if "has one span" in note]
+        if count == 30:
+            assert spans == {1} and len(rows) == 1 and len(notes) == len(cards)
+            assert notes[0].startswith("A text of fewer than 31 tokens has one span")
+        else:
+            assert spans == {2} and len(rows) > 1 and not notes
+
+
+def test_cards_name_their_sources_and_what_they_leave_out() -> None:
+    text = "The cat sat. It slept."
+    assert "Chen and Goodman, 1998" in one_card(text, "ngram/3", "clm").description
+    hints = [mask.hint for mask in one_card(text, "cove/nano", "pairs").masks]
+    assert hints[0].startswith("Encoder and decoder have no self-attention") and not hints[2]
+    assert any("n-grams of 1 to 3" in note for note in one_card(text, "albert/nano", "sop").notes)
+    assert not any("n-grams" in note for note in one_card(text, "bert/nano", "nsp").notes)
+
+
+def test_a_text_that_is_shorter_than_the_band_is_said_to_be() -> None:
+    same = "so that both grids are the same"
+    for text, short in (("The cat sat.", True), (LONG, False)):
+        full, banded = one_card(text, "gpt3/nano", "clm").masks
+        assert np.array_equal(full.mask, banded.mask) is short
+        assert (same in banded.hint) is short
+
+
+def test_positions_behind_the_padding_are_said_to_be() -> None:
+    said = "position 0 is embedded as 2"
+    for name, expected in (("roberta/nano", True), ("bert/nano", False)):
+        card = one_card("The cat sat.", name, "mlm")
+        assert "position_ids" in card.streams[0].integers
+        assert any(said in note for note in card.notes) is expected
+
+
 def test_the_other_document_of_bert_has_no_unknown_words() -> None:
     for seed in range(4):
         for view in inspect_page(TEXT.partition("\n\n")[0], ["bert/nano"], seed=seed).objectives:
@@ -97,7 +146,7 @@ def test_the_other_document_of_bert_has_no_unknown_words() -> None:
 def test_no_view_of_cross_view_training_reads_another_document() -> None:
     (view,) = inspect_page("the cat sat\n\nit slept", ["cvt/nano"]).objectives
     (stream,) = view.streams
-    assert stream.integers["position_ids"] == [0, 1, 2, 0, 1] and stream.starts == [3]
+    assert stream.starts == [3] and not stream.integers
     for mask in view.masks:
         assert not mask.mask[:3, 3:].any() and not mask.mask[3:, :3].any()
     assert view.masks[0].mask.sum() == 9 + 4
@@ -138,10 +187,10 @@ def test_a_single_sentence_has_two_parts_and_no_label(name: str) -> None:
     )
     assert set(single.streams[0].integers["token_type_ids"]) == {0, 1}
     ((_, words),) = single.facts
-    assert words.startswith("none: both texts are parts of a single sentence")
+    assert words.startswith("none, both texts are parts of a single sentence")
     assert not [note for note in single.notes if "another document" in note]
     ((_, words),) = pair.facts
-    assert words[:2] in ("0:", "1:")
+    assert words[:2] in ("0,", "1,")
 
 
 def test_models_have_the_shortest_names_that_differ() -> None:

@@ -19,16 +19,14 @@ from kinfolk.reports.inspect_view import MaskArray, MaskView
 from kinfolk.workflows.inspection.draws import Draw
 
 ATTENDS = ""  # the page says it once for all
-READS = (
-    "No attention: a filled column is a token that the recurrent state of the row's token has read."
-)
+READS = "a filled column is a token that the recurrent state of the row's token has read."
 
 
 def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
     """Return the attention masks of the batches, without padding."""
     network = meta_network(config)
     recurrent = any(isinstance(part, nn.LSTM) for part in network.modules())
-    hint = READS if recurrent else ATTENDS
+    hint = f"No attention: {READS}" if recurrent else ATTENDS
     if isinstance(draw.objective, RecurrentCLM):
         return memory_masks(draw, config, hint)
     inputs, row = draw.batches[0].inputs, draw.rows[0]
@@ -37,6 +35,8 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
         source = text_part(inputs.encoder_inputs.attention_mask, sum(e.lengths[0] for e in row))
         cross = dense(AttentionMask.bidirectional(own.document_ids),
                       AttentionMask.bidirectional(source.document_ids))  # fmt: skip
+        if recurrent:
+            hint = f"Encoder and decoder have no self-attention: {READS}"
         return [
             mask_view("encoder", hint, "encoder", "encoder", dense(source)),
             mask_view("decoder", hint, "decoder", "decoder", dense(own)),
@@ -67,7 +67,10 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
     found = [mask_view(name, hint, "input", "input", dense(own))]
     for window in network.attention_windows:
         words = f"Banded: every second layer attends to the last {window} tokens alone."
-        found.append(mask_view("banded layers", words, "input", "input", dense(own, window=window)))
+        banded = dense(own, window=window)
+        if np.array_equal(banded, found[0].mask):
+            words += " No text here is longer, so that both grids are the same."
+        found.append(mask_view("banded layers", words, "input", "input", banded))
     return found
 
 

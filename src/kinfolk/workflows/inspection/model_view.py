@@ -19,6 +19,7 @@ from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.inspection.inspect import Inspection, inspect
 from kinfolk.workflows.inspection.network import LensPredictions
+from kinfolk.workflows.inspection.notes import blank_names
 
 CharacterSpan = tuple[int, int]  # characters of a text
 
@@ -36,8 +37,10 @@ def model_view(
     kind = family_of(model)
     accepts = kind.architecture == "encoder-decoder"
     found = inspect(model, text, tokenizer, target=target if accepts else None, seed=seed)
+    roles = blank_names(tokenizer.special_tokens) if model.decoding == "infilling" else {}
+    row = readable_tokens(tokenizer, found.input_ids)
     tokens = {
-        "": readable_tokens(tokenizer, found.input_ids),
+        "": [roles.get(id, token) for id, token in zip(found.input_ids, row, strict=True)],
         "encoder": readable_tokens(tokenizer, found.encoder_ids),
     }
     names = [one.layers for one in found.predictions.values()]

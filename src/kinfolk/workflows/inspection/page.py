@@ -36,6 +36,10 @@ from kinfolk.workflows.load import load
 MAX_PAGE_TOKENS = 256  # of a text on a page
 INSPECTED_SIZE = "tiny"
 NGRAM_ROWS = 5  # of each order
+COUNTING = (
+    "N-gram language modelling (Chen and Goodman, 1998): predict each token from the n - 1 before "
+    "it, by counts."
+)
 
 
 @dataclass(frozen=True)
@@ -263,7 +267,8 @@ def objective_views(
             reasons.append(f"{subject.name}, {name}: {error}")
             continue
         if isinstance(subject.config, NGramConfig):
-            view = replace(view, tables=[*ngram_counts(text, subject.config.order)])
+            counts = [*ngram_counts(text, subject.config.order)]
+            view = replace(view, description=COUNTING, tables=counts)
         views.append(replace(view, family=subject.name, spans=spans))
     return views, reasons
 
@@ -284,7 +289,7 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
         labels=none,
         label_ids=none,
         label_sources=none,
-        integers={"position_ids": [place for length in lengths for place in range(length)]},
+        integers={},
         starts=starts[1:-1],
     )
     return ObjectiveView(
