@@ -1,7 +1,9 @@
 """The page of an inspection: what it gathers, what it leaves out, and how long it takes."""
 
 import math
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 
 from kinfolk import UserError, families
 from kinfolk.reports.inspect_page import render
-from kinfolk.reports.inspect_view import AttentionView, ObjectiveView
+from kinfolk.reports.inspect_view import AttentionView, InspectPage, ModelView, ObjectiveView
+from kinfolk.reports.page import probability
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspection.inspect import inspect
@@ -268,6 +271,43 @@ def test_the_tokenizer_of_every_model_is_named(home: Home, tmp_path: Path) -> No
     assert shared["tokenizer"] == words and f"tokenizer of {run.name}" not in shared
 
 
+def view_of(name: str) -> ModelView:
+    tokenizer = train_tokenizer([TEXT], kind="word", vocab_size=1000, fewer=True)
+    config = families.family(name).config("nano").with_fields(vocab_size=tokenizer.vocab_size)
+    torch.manual_seed(0)
+    return model_view(name, config.build().eval(), tokenizer, TEXT)
+
+
+@pytest.mark.parametrize(("name", "read"), [("bert", "[MASK]"), ("xlnet", None), ("gpt2", "")])
+def test_a_prediction_names_what_is_read_in_its_place(name: str, read: str | None) -> None:
+    ((_, places),) = view_of(name).predictions
+    for place in places:
+        if name == "xlnet" or (name == "bert" and place.label is not None):
+            assert place.read == read and place.hidden
+            assert place.label in (None, place.token)
+        else:
+            assert place.read == place.token and not place.hidden
+
+
+def test_small_probabilities_have_two_significant_digits() -> None:
+    values = [1, 0.999, 0.5, 0.034, 0.0021, 3.14e-5, 0, None, math.nan]
+    said = ["1.00", "1.00", "0.50", "0.034", "0.0021", "3.1e-05", "0", "–", "–"]
+    assert [probability(value) for value in values] == said
+    assert [probability(value, 3) for value in (0.5, 0.0126, 0.00126)] == [
+        "0.500",
+        "0.013",
+        "0.0013",
+    ]
+    tables = render(page_of(view_of("gpt2"))).split('class="predictions"')[1].split("</table>")[0]
+    shown = re.findall(r"<small>([^<]*)</small>", tables)  # of 1/100 with random weights
+    assert len(shown) == 5 * tables.count("<tr>") - 5
+    assert all(re.fullmatch(r"0\.0\d\d?", one) for one in shown), shown
+
+
+def page_of(view: ModelView) -> InspectPage:
+    return replace(inspect_page(TEXT, ["gpt2/nano"]), models=[view])
+
+
 def test_unknown_tokens_and_another_tokenizer_are_warned_of(home: Home, tmp_path: Path) -> None:
     words = train_tokenizer(["The cat saw the garden."], kind="word", vocab_size=1000, fewer=True)
     words.save(tmp_path / "words")
@@ -292,11 +332,11 @@ def test_an_ngram_model_shows_how_it_backs_off(home: Home, tmp_path: Path) -> No
     (model,) = page.models
     (table,) = model.tables
     assert not model.attention and len(table.rows) == len(model.predictions[0][1])
-    for _, probability, order, own, weights in table.rows:
+    for _, given, order, own, weights in table.rows:
         product = float(own)
         for weight in weights.split(" · ") if weights != "–" else ():
             product *= float(weight)
-        assert product == pytest.approx(float(probability), rel=0.02)
+        assert product == pytest.approx(float(given), rel=0.02)
         assert 1 <= int(order) <= 3
     assert {row[2] for row in table.rows} > {"3"}
     render(page)

@@ -6,6 +6,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const shades = () => ({ on: color("c0"), off: color("hair"), row: color("c1"), ink: color("ink") });
   const spanOf = (node) => (node.dataset.span ? node.dataset.span.split(" ").map(Number) : null);
+  const probability = (p) => (p >= 0.1 || !p ? p.toFixed(2) : String(+p.toPrecision(2)));
   const overlap = (a, b) => a && b && a[0] < b[1] && b[0] < a[1];
 
   // A canvas with sharp cells on every screen: sizes are in pixels of the page.
@@ -270,8 +271,8 @@ document.addEventListener("DOMContentLoaded", () => {
       if (this.query !== null) {
         const best = Array.from({ length: keys }, (_, key) => key).sort((a, b) => this.at(layer, head, this.query, b) - this.at(layer, head, this.query, a))[0];
         const own = Array.from({ length: keys }, (_, key) => (this.remembers(this.query, key) ? this.at(layer, head, this.query, key) : 0));
-        words.push(`${this.data.queries[this.query]} attends most to ${this.data.keys[best]}: ${this.at(layer, head, this.query, best).toFixed(2)}`);
-        if (this.data.rowStarts.length) words.push(`${own.reduce((a, b) => a + b, 0).toFixed(2)} of its attention is to the memory`);
+        words.push(`${this.data.queries[this.query]} attends most to ${this.data.keys[best]}: ${probability(this.at(layer, head, this.query, best))}`);
+        if (this.data.rowStarts.length) words.push(`${probability(own.reduce((a, b) => a + b, 0))} of its attention is to the memory`);
       }
       this.node.querySelector(".chosen").textContent = words.join("; ");
     }

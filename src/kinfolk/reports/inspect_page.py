@@ -26,6 +26,7 @@ from kinfolk.reports.inspect_view import (
     StreamView,
 )
 
+LEAST_SPAN = 0.01  # of the highest value, on the axis of a curve
 TEXT_GRID = 64  # tokens of a mask that is also printed as text
 CHANGES = {
     "masked": "masked: predicted, and the mask token stands for it",
@@ -200,7 +201,7 @@ def curve_chart(view: CurvesView) -> Markup:
     """Draw values over the tokens of the text."""
     xs = range(1, len(view.tokens) + 1)
     series = [Series(name, xs, values) for name, values in view.curves]
-    return line_chart(series, x="token", y=view.unit, smooth=False)
+    return line_chart(series, x="token", y=view.unit, smooth=False, least_span=LEAST_SPAN)
 
 
 def parameter_chart(costs: Sequence[CostView]) -> Markup:

@@ -68,12 +68,18 @@ class TableView:
 class PredictionView:
     """The prediction at one place of the text."""
 
-    token: str  # that is read there
+    token: str  # of the row
+    read: str | None  # in its place to predict it: a mask, or nothing
     label: str | None  # that is predicted there; None: there is no label
     probability: float | None  # of the label
     loss: float | None  # in nats
     best: Sequence[tuple[str, float]]  # tokens and probabilities, the best first
     by_layer: Sequence[tuple[str, float, float | None]]  # best token, its probability, the label's
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the network does not read the token to predict it."""
+        return self.read != self.token
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,7 @@ def prediction_views(
     """Return the predictions at every place."""
     words = readable_tokens(tokenizer, [int(i) for i in np.unique(one.lens_ids)])
     known = dict(zip(np.unique(one.lens_ids).tolist(), words, strict=True))
+    read = [None if i is None else readable_tokens(tokenizer, [i])[0] for i in one.read_ids]
     views = []
     for place, (token, label) in enumerate(zip(tokens, one.labels, strict=True)):
         probability = None if label is None else float(one.probabilities[place])
@@ -86,6 +87,7 @@ def prediction_views(
         views.append(
             PredictionView(
                 token=token,
+                read=read[place] if read else token,
                 label=None if label is None else readable_tokens(tokenizer, [label])[0],
                 probability=probability,
                 loss=None if label is None else float(one.losses[place]),
