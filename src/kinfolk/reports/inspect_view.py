@@ -37,6 +37,7 @@ class MaskView:
     keys: str
     mask: MaskArray  # (query, key)
     query_positions: Sequence[int]  # of each row in its stream
+    axes: tuple[str, str] = ("query", "key")  # what a row is, and what a column is
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,9 @@ def probability(value: float | None, digits: int = 2) -> str:
     """Write a probability with so many digits, or with two significant ones where it is small."""
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:.{digits}f}" if value >= 10 ** (1 - digits) else f"{value:.2g}"
+    if value == 0:
+        return "0"
+    return f"{value:.{digits}f}" if value >= 10 ** (1 - digits) else f"{value:#.2g}"
 
 
 def digits_from_0(values: Iterable[float], digits: int) -> int:

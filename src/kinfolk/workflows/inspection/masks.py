@@ -18,6 +18,7 @@ from kinfolk.objectives.rtd import RTD
 from kinfolk.reports.inspect_view import MaskArray, MaskView
 from kinfolk.workflows.inspection.draws import Draw
 
+STATES = ("state", "token read")  # of recurrent layers
 ATTENDS = ""  # the page says it once for all
 READS = "a filled column is a token that the recurrent state of the row's token has read."
 
@@ -27,8 +28,9 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
     network = meta_network(config)
     recurrent = any(isinstance(part, nn.LSTM) for part in network.modules())
     hint = f"No attention: {READS}" if recurrent else ATTENDS
+    axes = STATES if recurrent else ("query", "key")
     if isinstance(draw.objective, RecurrentCLM):
-        return memory_masks(draw, config, hint)
+        return memory_masks(draw, config, hint, axes)
     inputs, row = draw.batches[0].inputs, draw.rows[0]
     own = text_part(inputs.attention_mask, sum(len(e.input_ids) for e in row))
     if inputs.encoder_inputs is not None:
@@ -38,8 +40,8 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
         if recurrent:
             hint = f"Encoder and decoder have no self-attention: {READS}"
         return [
-            mask_view("encoder", hint, "encoder", "encoder", dense(source)),
-            mask_view("decoder", hint, "decoder", "decoder", dense(own)),
+            mask_view("encoder", hint, "encoder", "encoder", dense(source), axes),
+            mask_view("decoder", hint, "decoder", "decoder", dense(own), axes),
             mask_view("cross-attention", ATTENDS, "decoder", "encoder", cross),
         ]
     if isinstance(config, NGramConfig):
@@ -48,7 +50,7 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
             f"{config.order - 1} before the prediction, in a model of order {config.order}."
         )
         context = dense(own, window=config.order - 1) if config.order > 1 else dense(own) & False
-        return [mask_view("context", hint, "input", "input", context)]
+        return [mask_view("context", hint, "input", "input", context, ("prediction", "context"))]
     if inputs.target_positions is not None:
         return two_streams(draw, own, hint)
     if draw.objective.encoder_alone and network.decoder_modules:
@@ -64,7 +66,7 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
     if isinstance(config, TransformerXLConfig):
         own_mask = dense(own, window=config.attention_window)
         return [mask_view(name, hint, "input", "input", own_mask)]
-    found = [mask_view(name, hint, "input", "input", dense(own))]
+    found = [mask_view(name, hint, "input", "input", dense(own), axes)]
     for window in network.attention_windows:
         words = f"Banded: every second layer attends to the last {window} tokens alone."
         banded = dense(own, window=window)
@@ -90,7 +92,9 @@ def two_streams(draw: Draw, own: AttentionMask, hint: str) -> list[MaskView]:
     ]
 
 
-def memory_masks(draw: Draw, config: ModelConfig, hint: str) -> list[MaskView]:
+def memory_masks(
+    draw: Draw, config: ModelConfig, hint: str, axes: tuple[str, str]
+) -> list[MaskView]:
     """Return the masks of rows that continue: each attends to itself and to the memory."""
     limit = window = None
     if isinstance(config, TransformerXLConfig):
@@ -116,7 +120,7 @@ def memory_masks(draw: Draw, config: ModelConfig, hint: str) -> list[MaskView]:
                 torch.zeros(0), keys.document_ids[:, first:], keys.key_order[:, first:]
             )
             start = stop
-        found.append(mask_view(f"{name} and memory", hint, name, name, whole))
+        found.append(mask_view(f"{name} and memory", hint, name, name, whole, axes))
     return found
 
 
@@ -139,7 +143,14 @@ def dense(
     return found
 
 
-def mask_view(name: str, hint: str, queries: str, keys: str, mask: MaskArray) -> MaskView:
+def mask_view(
+    name: str,
+    hint: str,
+    queries: str,
+    keys: str,
+    mask: MaskArray,
+    axes: tuple[str, str] = ("query", "key"),
+) -> MaskView:
     """Return the view of a mask whose rows are all tokens of a stream."""
     return MaskView(
         name=name,
@@ -148,6 +159,7 @@ def mask_view(name: str, hint: str, queries: str, keys: str, mask: MaskArray) ->
         keys=keys,
         mask=mask,
         query_positions=range(len(mask)),
+        axes=axes,
     )
 
 

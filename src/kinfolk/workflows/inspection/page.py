@@ -306,6 +306,7 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
                 "input",
                 "input",
                 mask,
+                ("prediction", "token read"),
             )
             for view, mask in dense_views((FULL, *VIEWS["tokens"]), lengths).items()
         ],
