@@ -427,8 +427,8 @@ def test_lens_layers_differ_and_apply_the_last_norm() -> None:
         ("", {}, "the text is empty"),
         (" \n", {}, "the text is empty"),
         ([], {}, "there are no token ids"),
-        ([10**6], {}, "the token id 1000000 is not one of the model, which has 0 to"),
-        ([-1], {}, "the token id -1 is not one of the model"),
+        ([10**6], {}, "a text has the id 1000000, and the model's ids are 0 to"),
+        ([-1], {}, "a text has the id -1"),
         ([1.5], {}, "1.5 is no token id: give integers, or the text as a string"),
         ([1, "a"], {}, "'a' is no token id"),
         ("the cat", {"target": "a cat"}, "a target applies to encoder-decoder models"),
@@ -450,7 +450,7 @@ def test_a_text_needs_a_tokenizer_and_arrays_have_names() -> None:
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused() -> None:
-    with pytest.raises(UserError, match="which has 0 to 9: use its own tokenizer"):
+    with pytest.raises(UserError, match="ids are 0 to 9: use the tokenizer it was trained with"):
         inspect(network("gpt2", vocab_size=10), TEXT, TOKENIZER)
 
 

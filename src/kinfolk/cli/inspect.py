@@ -96,6 +96,8 @@ def inspect(
         )
         write(render(page), out)
         progress(count)
+    for sentence in page.warnings:
+        note(sentence)
     rows = [
         {
             "family": view.family,
@@ -115,7 +117,7 @@ def inspect(
     for row in rows:
         shown.add_row(*map(str, row.values()))
     print_table(shown)
-    for sentence in (*page.notes, *page.warnings):
+    for sentence in page.notes:
         note(sentence)
     print_line(f"\nreport: {out}")
 

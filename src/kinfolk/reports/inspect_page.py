@@ -36,7 +36,7 @@ CHANGES = {
     "special": "special token",
 }
 
-ROWS = {
+ROW_WORDS = {
     "input_ids": "the ids that the network reads",
     "predicts": "the token that is predicted here",
     "labels": "its id, or -100 where nothing is predicted",
@@ -113,7 +113,7 @@ def render(values: InspectPage) -> str:
         page=values,
         families=families,
         cards=cards,
-        row_names={name: words for name, words in ROWS.items() if name in known},
+        row_names={name: words for name, words in ROW_WORDS.items() if name in known},
         models=[model_section(view) for view in values.models],
         costs=[cost_row(view) for view in values.costs],
         parameter_chart=parameter_chart(values.costs),

@@ -6,6 +6,7 @@ from numbers import Integral
 from pathlib import Path
 
 from kinfolk.errors import UserError
+from kinfolk.generation.prompts import check_ids
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
@@ -78,7 +79,7 @@ def inspect(
         to_inference(model, device=device, precision="fp32")
     layout = lay_out(model, text, tokenizer, target, seed)
     check_length(model, layout)
-    check_ids(model, [*layout.input_ids, *layout.encoder_ids])
+    check_ids(model, [*layout.input_ids, *layout.encoder_ids], "text")
     mask_id = None if tokenizer is None else tokenizer.special_tokens.mask
     values = network_values(model, layout, mask_id)
     return Inspection(
@@ -121,18 +122,8 @@ def lay_out(
     strange = [i for i in given if isinstance(i, bool) or not isinstance(i, Integral)]
     if strange:
         raise UserError(f"{strange[0]!r} is no token id: give integers, or the text as a string")
-    check_ids(model, [*text, *(target or ())])
+    check_ids(model, [*text, *(target or ())], "text")
     return layout_of_ids(model.pretrained, text, target, device)
-
-
-def check_ids(model: LanguageModel, ids: Sequence[int]) -> None:
-    """Refuse token ids that the model has no embedding of."""
-    wrong = next((i for i in ids if not 0 <= i < model.max_vocab_size), None)
-    if wrong is not None:
-        raise UserError(
-            f"the token id {wrong} is not one of the model, which has 0 to "
-            f"{model.max_vocab_size - 1}: use its own tokenizer"
-        )
 
 
 def check_length(model: LanguageModel, layout: Layout) -> None:

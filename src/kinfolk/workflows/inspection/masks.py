@@ -18,7 +18,7 @@ from kinfolk.objectives.rtd import RTD
 from kinfolk.reports.inspect_view import MaskArray, MaskView
 from kinfolk.workflows.inspection.draws import Draw
 
-STATES = ("state", "token read")  # of recurrent layers
+STATE_AXES = ("state", "token read")  # of recurrent layers
 ATTENDS = ""  # the page says it once for all
 READS = "a filled column is a token that the recurrent state of the row's token has read."
 
@@ -28,7 +28,7 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
     network = meta_network(config)
     recurrent = any(isinstance(part, nn.LSTM) for part in network.modules())
     hint = f"No attention: {READS}" if recurrent else ATTENDS
-    axes = STATES if recurrent else ("query", "key")
+    axes = STATE_AXES if recurrent else ("query", "key")
     if isinstance(draw.objective, RecurrentCLM):
         return memory_masks(draw, config, hint, axes)
     inputs, row = draw.batches[0].inputs, draw.rows[0]
