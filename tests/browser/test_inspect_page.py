@@ -1,13 +1,14 @@
 """The page of an inspection in a browser: tokens, grids, heads and families answer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kinfolk.reports.inspect_page import render, shown_sources
-from kinfolk.reports.inspect_view import ObjectiveView
+from kinfolk.reports.inspect_view import CurvesView, ModelView, ObjectiveView
 from kinfolk.workflows.inspection.page import inspect_page, inspected_families
 from support.pages import CUT_OFF, EVIL, INSPECTED, PAGES
 
@@ -278,6 +279,93 @@ def test_a_family_can_be_hidden_or_shown_alone(device: str, theme: str, open_pag
     assert tab.locator(".objective:visible").count() == every
     chip.dblclick()
     assert tab.locator(".objective:visible").count() == 4
+
+
+@DEVICES
+def test_a_link_leads_to_a_family_below_the_text(device: str, theme: str, open_page: Open) -> None:
+    tab = open_page("inspect", device, theme)
+    name = "bert/nano"
+    tab.locator(f".chip[data-family='{name}']").click()
+    links = tab.locator(".contents a")
+    assert links.last.inner_text() == "costs"
+    links.filter(has_text=name).first.click()
+    assert tab.locator(f".chip[data-family='{name}']").get_attribute("aria-pressed") == "true"
+    tab.wait_for_timeout(100)
+    top = tab.locator(f".objective[data-family='{name}'] h3").first.bounding_box()["y"]
+    strip = tab.locator(".text-strip").bounding_box()
+    assert strip["y"] + strip["height"] <= top <= strip["y"] + strip["height"] + 60
+    links.filter(has_text="inside t5").click()
+    tab.wait_for_timeout(100)
+    strip = tab.locator(".text-strip").bounding_box()
+    top = tab.locator("#model-2 h2").bounding_box()["y"]
+    assert strip["y"] + strip["height"] <= top <= strip["y"] + strip["height"] + 60
+    targets = {link.get_attribute("href") for link in links.all()}
+    assert all(tab.locator(target).count() == 1 for target in targets)
+
+
+@DEVICES
+def test_grids_name_their_rows_and_columns(device: str, theme: str, open_page: Open) -> None:
+    tab = open_page("inspect", device, theme)
+
+    def named(family: str, objective: str, grid: int) -> list[str]:
+        return texts(card(tab, family, objective).locator(".mask").nth(grid).locator(".axis"))
+
+    assert named("gpt2/nano", "clm", 0) == ["key →", "query →"]
+    assert named("t5/nano", "spans", 2) == ["key: encoder →", "query: decoder →"]
+    assert named("ngram/3", "clm", 0) == ["context →", "prediction →"]
+    attention = tab.locator("#model-1 .attention").first
+    assert texts(attention.locator(".axis")) == ["head →", "layer →", "key →", "query →"]
+    assert texts(attention.locator(".strip .words")) == ["query", "key"]
+    tab.locator(".row-names summary").click()
+    assert "attends to those of its document" in tab.locator(".row-names").inner_text()
+
+
+# The contrast of a text and its background, as WCAG 2 defines it.
+CONTRAST = """(node) => {
+  const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const light = (color) => {
+    pen.fillStyle = color;
+    pen.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map((x) => x / 255).map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const style = getComputedStyle(node);
+  const [low, high] = [light(style.color), light(style.backgroundColor)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+}"""  # noqa: E501
+
+
+@DEVICES
+def test_a_token_with_all_of_the_attention_is_legible(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    attention = tab.locator("#model-1 .attention").first
+    attention.locator(".queries .tok").first.click()  # attends to itself alone
+    token = attention.locator(".keys-strip .tok").first
+    assert float(token.evaluate("node => node.style.getPropertyValue('--w')")) == 1
+    tab.locator("h1").click()
+    assert token.evaluate(CONTRAST) >= 4.5
+    assert token.evaluate(CONTRAST) < tab.locator(".keys-strip .tok").last.evaluate(CONTRAST) - 2
+
+
+def test_a_chart_of_norms_does_not_magnify_rounding(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms = [5.6568 + 1e-6 * n for n in (3, 1, 2, 5)]
+    curves = [("layer 1", norms), ("layer 2", [value + 1e-6 for value in norms])]
+    view = CurvesView(title="Norms", hint="", unit="L2 norm", tokens="abcd", curves=curves)
+    page = inspect_page(INSPECTED, ["gpt2/nano"])
+    model = ModelView(
+        name="m", family="bert", hint="", lens_names=(), predictions=(), attention=(), curves=[view]
+    )
+    monkeypatch.setitem(PAGES, "flat", lambda: render(replace(page, models=[model])))
+    tab = open_page("flat")
+    drawn = tab.locator("#model-1 figure.line svg text")
+    drawn.first.wait_for(state="visible")
+    levels = [float(text) for text in drawn.all_text_contents() if text.startswith("5.")]
+    assert len(levels) == len(set(levels)) >= 3
+    assert 0.03 < max(levels) - min(levels) < 0.08
 
 
 @DEVICES

@@ -141,6 +141,7 @@ MISTAKES = [
     ),
     ("inspect words gpt2/tyni -o {new}.html", "gpt2 has no size 'tyni': did you mean tiny"),
     ("inspect words {tmp} -o {new}.html", "{tmp} is neither a run (no recipe.json)"),
+    ("inspect words  -o {new}.html", "the name of a model is empty: give FAMILY[/SIZE]"),
     (
         "inspect words gpt2 -o {text}",
         "{text} already exists: choose another -o, or replace it with",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kinfolk.text import train_tokenizer
 from support.runs import Kinfolk, one_sentence
 
 SMALL = ("gpt2/nano", "bert/nano")
@@ -35,6 +36,20 @@ def test_programs_read_json_and_texts_come_from_stdin(
         "predicted": 10,
     }
     assert found["models"] == [] and found["report"] == str(page)
+
+
+def test_unknown_tokens_are_warned_of(
+    kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    words = train_tokenizer(["the cat sat"], kind="word", vocab_size=1000, fewer=True)
+    words.save(tmp_path / "words")
+    given = ("--tokenizer", tmp_path / "words", "-o", tmp_path / "page.html", "--json", "--force")
+    unknown = f"1 of 3 tokens are unknown to --tokenizer {tmp_path / 'words'}"
+    said = kinfolk("inspect", "the cat slept", "bert/nano", *given)
+    assert said.err.splitlines()[-1] == unknown and json.loads(said.out)["models"] == []
+    assert unknown in (tmp_path / "page.html").read_text(encoding="utf-8")
+    said = kinfolk("inspect", "the cat slept", runs["gpt2"], *given)
+    assert "gpt2 has another tokenizer of its own" in said.err and unknown in said.err
 
 
 def test_the_folder_of_a_page_is_made(kinfolk: Kinfolk, tmp_path: Path) -> None:

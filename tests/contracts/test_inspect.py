@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 from kinfolk.attention_mask import EMPTY_SLOT_ID
-from kinfolk.batch import IGNORE_INDEX
+from kinfolk.batch import IGNORE_INDEX, Inputs
+from kinfolk.families import families
 from kinfolk.families.base import Family
+from kinfolk.nn.language_model import EncoderDecoder
 from kinfolk.nn.recording import record_layers_and_attention
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.reports.inspect_view import ObjectiveView
 from kinfolk.rng import Stream, generator
-from kinfolk.text import train_tokenizer
+from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.inspection.draws import Draw, InspectedText
 from kinfolk.workflows.inspection.objectives import inspect_objective
 from support.contracts import NAMES, PAIRS, predicted
@@ -224,6 +226,83 @@ def test_seeds_draw_every_mask_of_unilm(family: Family, name: str) -> None:
         patterns = {"both": past | True, "right": past, "left": past.T, "across": across}
         found |= {pattern for pattern, mask in patterns.items() if np.array_equal(own, mask)}
     assert found == {"both", "right", "left", "across"}
+
+
+def test_the_card_of_unilm_names_the_pattern_that_was_drawn() -> None:
+    family, name = next(pair for pair in PAIRS if pair[1] == "unilm")
+    text = InspectedText(DOCUMENTS[:1], TOKENIZER)
+    patterns = {"both": (True, True), "right": (True, False), "left": (False, True)}
+    found = set()
+    for seed in range(16):
+        view, _ = inspect_objective(family, name, family.config("nano"), text, seed)
+        (note,) = [note for note in view.notes if "four attention patterns" in note]
+        mode = note.split('"')[1]
+        mask = view.masks[0].mask
+        # The last token attends to the first, and the first to the last.
+        assert (bool(mask[-1, 0]), bool(mask[0, -1])) == patterns.get(mode, (True, False))
+        assert mask[0, 1] or mode == "right"
+        found.add(mode)
+    assert found == {"both", "right", "left", "across"}
+
+
+@pytest.mark.parametrize("sentinels", [True, False])
+def test_the_card_of_glm_names_what_is_masked(sentinels: bool) -> None:
+    family, name = next(pair for pair in PAIRS if pair[1] == "blanks")
+    tokenizer = TOKENIZER if sentinels else bert_words()
+    text = InspectedText(DOCUMENTS[:1], tokenizer)
+    sentences = {"The fox jumps over the lazy dog .", "It was not amused ."}
+    sentences.add("Then it slept for an hour or two .")
+    found = set()
+    for seed in range(24):
+        view, draw = inspect_objective(family, name, family.config("nano"), text, seed)
+        (kind,), (stream,), (example,) = draw.blank_kinds, view.streams, draw.rows[0]
+        assert example.block_position_ids is not None
+        cut = int((example.block_position_ids == 0).sum())  # where the text ends
+        blanks = " ".join(stream.tokens[cut:]).split(stream.tokens[cut])
+        spans = {blank.strip() for blank in blanks} - {""}
+        masks = {token for token in stream.tokens[:cut] if "MASK" in token}
+        roles = {"spans": "[MASK]", "sentences": "[sMASK]", "tail": "[gMASK]"}
+        assert masks == ({roles[kind]} if sentinels else {"[MASK]"})
+        if kind == "sentences":
+            assert spans <= sentences
+        elif kind == "tail":
+            assert len(spans) == 1 and stream.tokens[cut - 1] in masks
+            assert 2 * len(spans.pop().split()) >= len(text.ids)
+        else:
+            assert sum(len(span.split()) for span in spans) == round(0.15 * len(text.ids))
+        words = {"spans": "short spans (", "sentences": "whole sentences (", "tail": "the end of"}
+        assert any(f"the seed drew {words[kind]}" in note for note in view.notes)
+        missing = [note for note in view.notes if "The tokenizer has no" in note]
+        assert bool(missing) is (sentinels and kind != "spans")
+        found.add(kind)
+    assert found == {"spans", "sentences", "tail"}
+
+
+def bert_words() -> Tokenizer:
+    """Return the tokenizer of words without sentinels, as BERT has none."""
+    tokenizer = train_tokenizer(DOCUMENTS, kind="word", vocab_size=1000, fewer=True)
+    tokenizer.special_tokens = replace(tokenizer.special_tokens, sentinels=())
+    return tokenizer
+
+
+@pytest.mark.parametrize("family", list(families().values()), ids=list(families()))
+def test_position_ids_are_shown_where_the_network_reads_them(family: Family) -> None:
+    model = network(family)
+    ids = torch.arange(12)[None] + 20
+    causal = model.architecture != "encoder"
+    outputs = []
+    for shift in (0, 1):
+        rows = [Inputs.from_ids(ids, causal=one) for one in (False, causal)]
+        source, inputs = (replace(row, position_ids=row.position_ids + shift) for row in rows)
+        if isinstance(model, EncoderDecoder):
+            inputs = replace(inputs, encoder_inputs=source)
+        with torch.no_grad():
+            outputs.append(model(inputs).hidden)
+    changes = not torch.equal(outputs[0], outputs[1])
+    assert changes is (model.first_position is not None)
+    for name in family.objectives:
+        view, _ = inspected(family, name)
+        assert all(("position_ids" in one.integers) is changes for one in view.streams)
 
 
 def test_a_seed_changes_what_is_drawn_and_nothing_else() -> None:

@@ -121,6 +121,14 @@ def test_long_texts_are_cut_or_refused(tokenizer: Tokenizer) -> None:
         embedder.embed(TEXTS, strict=True)
 
 
+def test_unknown_tokens_are_counted() -> None:
+    words = train_tokenizer(["a film was lovely"], kind="word", vocab_size=1000, fewer=True)
+    for name in ("bert", "t5", "gpt2"):
+        found = Embedder.open(network(name, words)).embed(["a film was lovely", "a zebra"])
+        assert found.notes(512) == ["1 of 6 tokens are unknown to the tokenizer of the model"]
+        assert not Embedder.open(network(name, words)).embed(["a film"]).notes(512)
+
+
 def test_transforms_of_python_calls(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = network("bert", tokenizer)
     many = [f"{a} {b} {c}" for a in TEXTS for b in TEXTS[:4] for c in ("dull", "a", "film", "")]

@@ -427,7 +427,10 @@ def test_lens_layers_differ_and_apply_the_last_norm() -> None:
         ("", {}, "the text is empty"),
         (" \n", {}, "the text is empty"),
         ([], {}, "there are no token ids"),
-        ([10**6], {}, "token ids must be from 0 to"),
+        ([10**6], {}, "a text has the id 1000000, and the model's ids are 0 to"),
+        ([-1], {}, "a text has the id -1"),
+        ([1.5], {}, "1.5 is no token id: give integers, or the text as a string"),
+        ([1, "a"], {}, "'a' is no token id"),
         ("the cat", {"target": "a cat"}, "a target applies to encoder-decoder models"),
         ([1], {"target": "a"}, "the target of token ids is token ids"),
         ("the cat " * 600, {}, "the context of the model has 1024"),
@@ -444,6 +447,18 @@ def test_a_text_needs_a_tokenizer_and_arrays_have_names() -> None:
     found = inspect(network("gpt2"), TEXT, TOKENIZER)
     with pytest.raises(UserError, match="no array 'attentions': choose one of attention, norms"):
         found["attentions"]
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused() -> None:
+    with pytest.raises(UserError, match="ids are 0 to 9: use the tokenizer it was trained with"):
+        inspect(network("gpt2", vocab_size=10), TEXT, TOKENIZER)
+
+
+def test_an_inspection_is_printed_in_one_line() -> None:
+    found = inspect(network("gpt2"), SHORT, TOKENIZER)
+    assert repr(found).startswith(f"Inspection(gpt2, {len(found.input_ids)} tokens, attention=(2, ")
+    assert all(f"{name}={array.shape}" in repr(found) for name, array in found.arrays.items())
+    assert len(repr(found)) < 500
 
 
 @pytest.mark.parametrize("name", ["bert", "electra"])

@@ -108,6 +108,14 @@ def test_memory_grows_with_batch_and_length(name: str) -> None:
     assert eight == 8 * one > 0
 
 
+@pytest.mark.parametrize("limit", [16, 64, 100, 300, 512, 1024])
+def test_memory_of_a_short_context_is_a_curve_too(limit: int) -> None:
+    config = families.family("gpt2").config("nano").with_fields(max_length=limit)
+    costs = network_costs("gpt2", config, LENGTH)
+    assert len(costs.lengths) == 4 and costs.lengths[-1] == min(limit, 512)
+    assert len(set(costs.training_bytes[0])) == 4
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_activations_are_those_that_a_step_saves(name: str) -> None:
     config = families.family(name).config("nano").with_fields(vocab_size=VOCAB)

@@ -1,7 +1,9 @@
 """The page of an inspection: what it gathers, what it leaves out, and how long it takes."""
 
 import math
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 
 from kinfolk import UserError, families
 from kinfolk.reports.inspect_page import render
-from kinfolk.reports.inspect_view import AttentionView
+from kinfolk.reports.inspect_view import AttentionView, InspectPage, ModelView, ObjectiveView
+from kinfolk.reports.page import format_probability
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspection.inspect import inspect
@@ -88,6 +91,55 @@ def test_the_views_of_cross_view_training_read_parts_of_the_text() -> None:
     assert masks["backward"][1].tolist() == [False, True, True, True]
 
 
+LONG = " ".join(["The old cat sat on the mat near the big red door of the house."] * 3)
+
+
+def one_card(text: str, name: str, objective: str, seed: int = 0) -> ObjectiveView:
+    cards = inspect_page(text, [name], seed=seed).objectives
+    return next(card for card in cards if card.objective == objective)
+
+
+def test_a_short_text_has_one_span_and_the_card_says_since_when_it_has_several() -> None:
+    words = LONG.replace(".", "").split()
+    for count in (30, 31):
+        cards = [one_card(" ".join(words[:count]), "t5/nano", "spans", s) for s in range(6)]
+        (length,) = {len(card.spans) for card in cards}
+        assert length == count
+        spans = {card.streams[0].changes.count("cut") for card in cards}
+        rows = {tuple(card.streams[0].tokens) for card in cards}
+        notes = [note for card in cards for note in card.notes if "has one span" in note]
+        if count == 30:
+            assert spans == {1} and len(rows) == 1 and len(notes) == len(cards)
+            assert notes[0].startswith("A text of fewer than 31 tokens has one span")
+        else:
+            assert spans == {2} and len(rows) > 1 and not notes
+
+
+def test_cards_name_their_sources_and_what_they_leave_out() -> None:
+    text = "The cat sat. It slept."
+    assert "Chen and Goodman, 1998" in one_card(text, "ngram/3", "clm").description
+    hints = [mask.hint for mask in one_card(text, "cove/nano", "pairs").masks]
+    assert hints[0].startswith("Encoder and decoder have no self-attention") and not hints[2]
+    assert any("n-grams of 1 to 3" in note for note in one_card(text, "albert/nano", "sop").notes)
+    assert not any("n-grams" in note for note in one_card(text, "bert/nano", "nsp").notes)
+
+
+def test_a_text_that_is_shorter_than_the_band_is_said_to_be() -> None:
+    same = "so that both grids are the same"
+    for text, short in (("The cat sat.", True), (LONG, False)):
+        full, banded = one_card(text, "gpt3/nano", "clm").masks
+        assert np.array_equal(full.mask, banded.mask) is short
+        assert (same in banded.hint) is short
+
+
+def test_positions_behind_the_padding_are_said_to_be() -> None:
+    said = "position 0 is embedded as 2"
+    for name, expected in (("roberta/nano", True), ("bert/nano", False)):
+        card = one_card("The cat sat.", name, "mlm")
+        assert "position_ids" in card.streams[0].integers
+        assert any(said in note for note in card.notes) is expected
+
+
 def test_the_other_document_of_bert_has_no_unknown_words() -> None:
     for seed in range(4):
         for view in inspect_page(TEXT.partition("\n\n")[0], ["bert/nano"], seed=seed).objectives:
@@ -97,7 +149,7 @@ def test_the_other_document_of_bert_has_no_unknown_words() -> None:
 def test_no_view_of_cross_view_training_reads_another_document() -> None:
     (view,) = inspect_page("the cat sat\n\nit slept", ["cvt/nano"]).objectives
     (stream,) = view.streams
-    assert stream.integers["position_ids"] == [0, 1, 2, 0, 1] and stream.starts == [3]
+    assert stream.starts == [3] and not stream.integers
     for mask in view.masks:
         assert not mask.mask[:3, 3:].any() and not mask.mask[3:, :3].any()
     assert view.masks[0].mask.sum() == 9 + 4
@@ -138,10 +190,10 @@ def test_a_single_sentence_has_two_parts_and_no_label(name: str) -> None:
     )
     assert set(single.streams[0].integers["token_type_ids"]) == {0, 1}
     ((_, words),) = single.facts
-    assert words.startswith("none: both texts are parts of a single sentence")
+    assert words.startswith("none, both texts are parts of a single sentence")
     assert not [note for note in single.notes if "another document" in note]
     ((_, words),) = pair.facts
-    assert words[:2] in ("0:", "1:")
+    assert words[:2] in ("0,", "1,")
 
 
 def test_models_have_the_shortest_names_that_differ() -> None:
@@ -219,17 +271,72 @@ def test_the_tokenizer_of_every_model_is_named(home: Home, tmp_path: Path) -> No
     assert shared["tokenizer"] == words and f"tokenizer of {run.name}" not in shared
 
 
+def view_of(name: str) -> ModelView:
+    tokenizer = train_tokenizer([TEXT], kind="word", vocab_size=1000, fewer=True)
+    config = families.family(name).config("nano").with_fields(vocab_size=tokenizer.vocab_size)
+    torch.manual_seed(0)
+    return model_view(name, config.build().eval(), tokenizer, TEXT)
+
+
+@pytest.mark.parametrize(("name", "read"), [("bert", "[MASK]"), ("xlnet", None), ("gpt2", "")])
+def test_a_prediction_names_what_is_read_in_its_place(name: str, read: str | None) -> None:
+    ((_, places),) = view_of(name).predictions
+    for place in places:
+        if name == "xlnet" or (name == "bert" and place.label is not None):
+            assert place.read == read and place.hidden
+            assert place.label in (None, place.token)
+        else:
+            assert place.read == place.token and not place.hidden
+
+
+def test_small_probabilities_have_two_significant_digits() -> None:
+    values = [1, 0.999, 0.5, 0.034, 0.002, 3.14e-5, 0, None, math.nan]
+    said = ["1.00", "1.00", "0.50", "0.034", "0.0020", "3.1e-05", "0", "–", "–"]
+    assert [format_probability(value) for value in values] == said
+    assert [format_probability(value, 3) for value in (0.5, 0.0126, 0.00126)] == [
+        "0.500",
+        "0.013",
+        "0.0013",
+    ]
+    tables = render(page_of(view_of("gpt2"))).split('class="predictions"')[1].split("</table>")[0]
+    shown = re.findall(r"<small>([^<]*)</small>", tables)  # of 1/100 with random weights
+    assert len(shown) == 5 * tables.count("<tr>") - 5
+    assert all(re.fullmatch(r"0\.0\d\d?", one) for one in shown), shown
+
+
+def page_of(view: ModelView) -> InspectPage:
+    return replace(inspect_page(TEXT, ["gpt2/nano"]), models=[view])
+
+
+def test_unknown_tokens_and_another_tokenizer_are_warned_of(home: Home, tmp_path: Path) -> None:
+    words = train_tokenizer(["The cat saw the garden."], kind="word", vocab_size=1000, fewer=True)
+    words.save(tmp_path / "words")
+    run = home.run("gpt2")
+    text = "The cat saw zebra zebra."
+    page = inspect_page(text, ["gpt2/nano", "bert/nano"], tokenizer=tmp_path / "words")
+    assert page.warnings == [f"2 of 6 tokens are unknown to --tokenizer {tmp_path / 'words'}"]
+    page = inspect_page(text, [str(run)], tokenizer=tmp_path / "words")
+    own, given = (load_tokenizer(path).vocab_size for path in (run, tmp_path / "words"))
+    assert own != given and page.warnings[0] == (
+        f"{run.name} has another tokenizer of its own, of {own} ids, and --tokenizer has {given}: "
+        "the same id may be another token"
+    )
+    assert page.warnings[0] in render(page)
+    assert inspect_page(text, [str(run)], tokenizer=run).warnings == []
+    assert inspect_page(text, [str(run), "bert/nano"]).warnings == []
+
+
 def test_an_ngram_model_shows_how_it_backs_off(home: Home, tmp_path: Path) -> None:
     run = pretrain(recipe("ngram/3", home.corpus), tmp_path / "run")
     page = inspect_page("The cat saw the garden.", [str(run)])
     (model,) = page.models
     (table,) = model.tables
     assert not model.attention and len(table.rows) == len(model.predictions[0][1])
-    for _, probability, order, own, weights in table.rows:
+    for _, given, order, own, weights in table.rows:
         product = float(own)
         for weight in weights.split(" · ") if weights != "–" else ():
             product *= float(weight)
-        assert product == pytest.approx(float(probability), rel=0.02)
+        assert product == pytest.approx(float(given), rel=0.02)
         assert 1 <= int(order) <= 3
     assert {row[2] for row in table.rows} > {"3"}
     render(page)

@@ -178,3 +178,29 @@ def test_states_and_attention_of_cove_are_those_of_its_network() -> None:
     np.testing.assert_allclose(found["cross_attention"][0, 0], attention, atol=1e-6)
     context = torch.from_numpy(found["cross_attention"][0, 0]) @ encoded
     torch.testing.assert_close(decoder.out_proj(torch.cat([context, last], 1)).tanh(), decoded)
+
+
+# Hidden states and layers of the logit lens, as docs/inspect.md lists them.
+STACKS = {
+    "ulmfit": ([f"hidden_states_{n}" for n in range(4)], {"lens_ids": 2}),
+    "cove": (
+        [f"encoder_hidden_states_{n}" for n in range(3)]
+        + [f"decoder_hidden_states_{n}" for n in range(4)],
+        {"lens_ids": 1},
+    ),
+    "elmo": (
+        ["forward_hidden_states", "backward_hidden_states"],
+        {"forward_lens_ids": 3, "backward_lens_ids": 3},
+    ),
+    "cvt": (["hidden_states"], {}),
+    "bilstm": (["hidden_states"], {}),
+    "ngram": ([], {"lens_ids": 1}),
+}
+
+
+@pytest.mark.parametrize("name", list(STACKS))
+def test_arrays_of_recurrent_families_have_the_names_that_the_docs_list(name: str) -> None:
+    found, (states, lenses) = inspect(network(name), TEXT, TOKENIZER), STACKS[name]
+    assert [one for one in found.names if "hidden_states" in one] == states
+    shapes = {one: found[one].shape for one in found.names if one.endswith("lens_ids")}
+    assert shapes == {one: (layers, len(found.input_ids), 5) for one, layers in lenses.items()}

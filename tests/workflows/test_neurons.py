@@ -250,6 +250,8 @@ def test_neurons_found_on_one_prompt_are_tested_on_the_other(tokenizer: Tokenize
     assert all(len(row.random) == 4 for row in fact.effects)
     page = render(neurons_page(result))
     assert "other prompts of the facts" in page and "Completeness" in page
+    count = len(fact.neurons)
+    assert repr(result) == f"NeuronsResult(bert, layers=2, facts=1, neurons={count}, effects=6)"
 
 
 def test_facts_with_the_same_answer_are_not_other_facts(tokenizer: Tokenizer) -> None:

@@ -96,6 +96,8 @@ def inspect(
         )
         write(render(page), out)
         progress(count)
+    for sentence in page.warnings:
+        note(sentence)
     rows = [
         {
             "family": view.family,

@@ -72,6 +72,7 @@ class BertEmbeddings(LanguageModel):
     can_fill = True
     lm_head_modules: tuple[str, ...] = ("mlm_head",)
     mlm_head: MaskedLMHead
+    first_position: int
 
     def __init__(self, c: Any, embedding_size: int, *, first_position: int = 0) -> None:
         super().__init__()

@@ -75,6 +75,7 @@ class GPTDecoder(LanguageModel):
     skips_unread = True
     pipelined = True
     takes_prefix = True
+    first_position = 0
 
     def __init__(self, c: Any) -> None:
         super().__init__()

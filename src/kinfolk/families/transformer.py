@@ -128,6 +128,7 @@ class Transformer(EncoderDecoder):
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
         self.config = c
+        self.first_position = c.first_position
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
         self.dropout = nn.Dropout(c.dropout)
         self.encoder = Stack(c, decoder=False)

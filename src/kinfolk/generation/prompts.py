@@ -342,7 +342,7 @@ def check_prompts(model: LanguageModel, texts: TokenLists, what: str) -> None:
 
 def check_ids(model: LanguageModel, text: Sequence[int], what: str) -> None:
     """Refuse ids that the model lacks."""
-    vocab_size = model.config.vocab_size
+    vocab_size = model.max_vocab_size
     if unknown := [id for id in text if not 0 <= id < vocab_size]:
         raise UserError(
             f"a {what} has the id {unknown[0]}, and the model's ids are 0 to {vocab_size - 1}: "

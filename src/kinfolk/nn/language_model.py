@@ -203,6 +203,8 @@ class LanguageModel(nn.Module):
     # Tables of token embeddings that predict no tokens: the output layer is another one.
     input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
+    # What position 0 is embedded as; None: it reads no absolute positions.
+    first_position: int | None = None
     varlen_attention: bool = True  # no attention to a whole row adds a bias to the scores
     # Why processes cannot hold its layers together (tensor parallel); None: they declare how.
     undivided: str | None = None

@@ -14,6 +14,7 @@ Several short spans, several sentences or the end of a text is masked, each with
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from kinfolk.objectives.objective import Objective
 from kinfolk.text.tokenizer import GLMTokens, glm_tokens
 
 Span = tuple[int, int]  # start and stop
+BlankKind = Literal["spans", "sentences", "tail"]  # short spans, sentences, the end of a text
 MIN_TAIL_FRACTION = 0.5  # of a text is masked, where its end is one blank (section 2.1.2)
 MAX_SPAN_LENGTH = 40  # a short span has fewer tokens (the released code)
 
@@ -108,20 +110,29 @@ class BlankInfilling(Objective):
 
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Draw the spans that are masked, and the order in which they are generated."""
-        size, uniform = len(chunk.ids), rng.random()
-        if uniform < self.gmask_prob:
+        size, kind = len(chunk.ids), self.draw_kind(chunk, rng)
+        if kind == "tail":
             # Deviation: the released code places it anywhere, half of the time. The end token is
             # not predicted where the chunk, and not the document, ends.
             blank = (size - int(np.ceil(rng.uniform(MIN_TAIL_FRACTION, 1.0) * size)), size)
             return self.corrupt(
                 chunk.ids, [blank], self.glm_tokens.gmask, end=chunk.reaches_document_end
             )
-        if uniform < self.gmask_prob + self.sentence_mask_prob and len(chunk.sentences) > 1:
+        if kind == "sentences":
             spans, mask = self.draw_sentences(chunk.sentences, rng), self.glm_tokens.sentence
         else:
             spans, mask = self.draw_spans(size, rng), self.glm_tokens.mask
         order = rng.permutation(len(spans)).tolist()
         return self.corrupt(chunk.ids, [spans[i] for i in order], mask)
+
+    def draw_kind(self, chunk: Chunk, rng: Rng) -> BlankKind:
+        """Draw what is masked: the first random number of an example."""
+        uniform = rng.random()
+        if uniform < self.gmask_prob:
+            return "tail"
+        if uniform < self.gmask_prob + self.sentence_mask_prob and len(chunk.sentences) > 1:
+            return "sentences"
+        return "spans"
 
     def draw_spans(self, tokens: int, rng: Rng) -> list[Span]:
         """Draw short spans with at least one token between any two."""

@@ -114,10 +114,12 @@ def line_chart(
     log_y: bool = False,
     markers: bool = False,
     digits: int = 3,
+    least_span: float = 0.0,
 ) -> Markup:
     """Draw curves over an axis: long ones pale, with their running mean; each line dashed.
 
     `log_x` and `log_y` set the axis at first; the reader can switch where all values are positive.
+    The y axis spans at least `least_span` of its highest value, so that it magnifies no rounding.
     """
     curves: list[Mapping[str, Any]] = []
     for index, curve in enumerate(series):
@@ -147,6 +149,7 @@ def line_chart(
         "logY": log_y,
         "markers": markers,
         "digits": digits,
+        "leastSpan": least_span,
     }
     heads = [x, *(curve.name for curve in series), *(line["name"] for line in spec_lines(spec))]
     table = curve_table([curve["points"] for curve in curves], digits)

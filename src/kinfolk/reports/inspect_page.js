@@ -6,6 +6,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const shades = () => ({ on: color("c0"), off: color("hair"), row: color("c1"), ink: color("ink") });
   const spanOf = (node) => (node.dataset.span ? node.dataset.span.split(" ").map(Number) : null);
+  const probability = (p) => (p >= 0.1 || !p ? p.toFixed(2) : p.toPrecision(2));
   const overlap = (a, b) => a && b && a[0] < b[1] && b[0] < a[1];
 
   // A canvas with sharp cells on every screen: sizes are in pixels of the page.
@@ -53,7 +54,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
     paint() {
       const { rows, columns } = this.data;
-      const room = Math.min(300, this.card.clientWidth - 36);
+      const room = Math.min(300, this.card.clientWidth - 52); // beside the name of the rows
       this.cell = Math.max(2, Math.min(11, Math.floor(room / columns)));
       const size = [columns * this.cell, Math.max(1, rows) * this.cell];
       prepare(this.canvas, ...size);
@@ -248,7 +249,7 @@ document.addEventListener("DOMContentLoaded", () => {
       const [queries, keys] = this.data.shape;
       this.chosen = [layer, head];
       for (const thumb of this.thumbs) thumb.button.setAttribute("aria-pressed", String(thumb.layer === layer && thumb.head === head));
-      this.cell = Math.max(4, Math.min(16, Math.floor(380 / Math.max(queries, keys))));
+      this.cell = Math.max(4, Math.min(16, Math.floor(Math.min(380, this.node.clientWidth - 20) / Math.max(queries, keys))));
       this.paintHead(this.picture, layer, head, this.cell);
       prepare(this.large, keys * this.cell, queries * this.cell);
       this.draw();
@@ -270,8 +271,8 @@ document.addEventListener("DOMContentLoaded", () => {
       if (this.query !== null) {
         const best = Array.from({ length: keys }, (_, key) => key).sort((a, b) => this.at(layer, head, this.query, b) - this.at(layer, head, this.query, a))[0];
         const own = Array.from({ length: keys }, (_, key) => (this.remembers(this.query, key) ? this.at(layer, head, this.query, key) : 0));
-        words.push(`${this.data.queries[this.query]} attends most to ${this.data.keys[best]}: ${this.at(layer, head, this.query, best).toFixed(2)}`);
-        if (this.data.rowStarts.length) words.push(`${own.reduce((a, b) => a + b, 0).toFixed(2)} of its attention is to the memory`);
+        words.push(`${this.data.queries[this.query]} attends most to ${this.data.keys[best]}: ${probability(this.at(layer, head, this.query, best))}`);
+        if (this.data.rowStarts.length) words.push(`${probability(own.reduce((a, b) => a + b, 0))} of its attention is to the memory`);
       }
       this.node.querySelector(".chosen").textContent = words.join("; ");
     }
@@ -345,6 +346,10 @@ document.addEventListener("DOMContentLoaded", () => {
       showFamilies();
     });
   }
+  for (const link of all(".contents [data-family]"))
+    link.addEventListener("click", () => {
+      if (off.delete(link.dataset.family)) showFamilies();
+    });
   for (const reset of all(".chip.reset"))
     reset.addEventListener("click", () => {
       off.clear();
@@ -355,5 +360,11 @@ document.addEventListener("DOMContentLoaded", () => {
     cards.forEach((card) => card.redraw());
     attention.forEach((one) => one.paint());
   });
-  addEventListener("resize", () => cards.forEach((card) => card.redraw()));
+  // What a link leads to begins below the text, which stays in view.
+  const measure = () => document.documentElement.style.setProperty("--strip", `${document.querySelector(".text-strip").offsetHeight}px`);
+  measure();
+  addEventListener("resize", () => {
+    measure();
+    cards.forEach((card) => card.redraw());
+  });
 });

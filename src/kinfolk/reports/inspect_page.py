@@ -6,7 +6,7 @@ base64: a bit for each pair of tokens of a mask, a byte for each probability.
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from kinfolk.reports.inspect_view import (
     StreamView,
 )
 
+LEAST_SPAN = 0.01  # of the highest value, on the axis of a curve
 TEXT_GRID = 64  # tokens of a mask that is also printed as text
 CHANGES = {
     "masked": "masked: predicted, and the mask token stands for it",
@@ -33,6 +34,18 @@ CHANGES = {
     "kept": "kept: predicted, and it stands for itself",
     "cut": "a span was cut out here",
     "special": "special token",
+}
+
+ROW_WORDS = {
+    "input_ids": "the ids that the network reads",
+    "predicts": "the token that is predicted here",
+    "labels": "its id, or -100 where nothing is predicted",
+    "position_ids": "the positions that the network embeds; of a span of GLM, that of its mask",
+    "block_position_ids": "the position within a span of GLM, 0 in the text",
+    "token_type_ids": "which of two texts a token is part of; in XLNet, 2 is [CLS]",
+    "document": "a token attends to tokens of its own document alone",
+    "order": "a token attends to those of its document whose order is the same or lower: all have "
+    "0 where attention is bidirectional; a query of XLNet attends to lower ones",
 }
 
 
@@ -52,6 +65,7 @@ class MaskCard:
 
     name: str
     label: str
+    axes: tuple[str, str]
     data: Markup
     lines: Sequence[str]
 
@@ -64,6 +78,7 @@ class ObjectiveCard:
     tables: Sequence[TokenTable]
     masks: Sequence[MaskCard]
     hints: Sequence[str]  # about its masks, beside what holds for all
+    anchor: str = ""  # of the first card of a family
 
 
 @dataclass(frozen=True)
@@ -88,11 +103,17 @@ class CostRow:
 def render(values: InspectPage) -> str:
     """Return the page as HTML."""
     families = list(dict.fromkeys(view.family for view in values.objectives))
+    cards = [objective_card(view) for view in values.objectives]
+    for number, name in enumerate(families, start=1):
+        first = next(n for n, card in enumerate(cards) if card.view.family == name)
+        cards[first] = replace(cards[first], anchor=f"family-{number}")
+    known = {name for card in cards for table in card.tables for name, _ in table.rows}
     return page.render(
         "inspect_page.html",
         page=values,
         families=families,
-        cards=[objective_card(view) for view in values.objectives],
+        cards=cards,
+        row_names={name: words for name, words in ROW_WORDS.items() if name in known},
         models=[model_section(view) for view in values.models],
         costs=[cost_row(view) for view in values.costs],
         parameter_chart=parameter_chart(values.costs),
@@ -159,10 +180,15 @@ def mask_card(mask: MaskView, view: ObjectiveView) -> MaskCard:
         "columnStarts": starts[mask.keys],
     }
     filled, total = int(mask.mask.sum()), mask.mask.size
+    axes = mask.axes
+    if mask.queries != mask.keys:
+        axes = f"{axes[0]}: {mask.queries}", f"{axes[1]}: {mask.keys}"
     small = max(mask.mask.shape) <= TEXT_GRID
     return MaskCard(
         mask.name,
-        f"{mask.name}: {filled:,} of {total:,} pairs",
+        f"{mask.name}: {filled:,} of {total:,} pairs; a row is a {mask.axes[0]}, a column is a "
+        f"{mask.axes[1]}",
+        axes,
         htmlsafe_json_dumps(data),
         ["".join("#" if cell else "." for cell in row) for row in mask.mask] if small else (),
     )
@@ -200,7 +226,7 @@ def curve_chart(view: CurvesView) -> Markup:
     """Draw values over the tokens of the text."""
     xs = range(1, len(view.tokens) + 1)
     series = [Series(name, xs, values) for name, values in view.curves]
-    return line_chart(series, x="token", y=view.unit, smooth=False)
+    return line_chart(series, x="token", y=view.unit, smooth=False, least_span=LEAST_SPAN)
 
 
 def parameter_chart(costs: Sequence[CostView]) -> Markup:

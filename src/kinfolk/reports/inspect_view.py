@@ -37,6 +37,7 @@ class MaskView:
     keys: str
     mask: MaskArray  # (query, key)
     query_positions: Sequence[int]  # of each row in its stream
+    axes: tuple[str, str] = ("query", "key")  # what a row is, and what a column is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,18 @@ class TableView:
 class PredictionView:
     """The prediction at one place of the text."""
 
-    token: str  # that is read there
+    token: str  # of the row
+    read: str | None  # in its place to predict it: a mask, or nothing
     label: str | None  # that is predicted there; None: there is no label
     probability: float | None  # of the label
     loss: float | None  # in nats
     best: Sequence[tuple[str, float]]  # tokens and probabilities, the best first
     by_layer: Sequence[tuple[str, float, float | None]]  # best token, its probability, the label's
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the network does not read the token to predict it."""
+        return self.read != self.token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,4 +172,5 @@ class InspectPage:
     models: Sequence[ModelView]
     costs: Sequence[CostView]
     facts: Sequence[tuple[str, str]] = ()
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what was left out, and why
+    warnings: Sequence[str] = ()

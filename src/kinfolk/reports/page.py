@@ -66,7 +66,11 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     formats = {"compact": compact_number, "duration": duration, "number": format_number}
-    env.filters |= formats | {"percent": percent, "plural": plural}
+    env.filters |= formats | {
+        "percent": percent,
+        "plural": plural,
+        "probability": format_probability,
+    }
     env.globals |= {"page_scripts": page_scripts, "security_policy": security_policy}
     return env
 
@@ -76,6 +80,15 @@ def format_number(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def format_probability(value: float | None, digits: int = 2) -> str:
+    """Write a probability with so many digits, or with two significant ones where it is small."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    return f"{value:.{digits}f}" if value >= 10 ** (1 - digits) else f"{value:#.2g}"
 
 
 def digits_from_0(values: Iterable[float], digits: int) -> int:

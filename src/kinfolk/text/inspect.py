@@ -63,6 +63,11 @@ def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return readable
 
 
+def unknown_note(unknown: int, total: int, tokenizer: str) -> str:
+    """Return the sentence about tokens that a tokenizer does not know."""
+    return f"{unknown:,} of {total:,} tokens are unknown to {tokenizer}"
+
+
 def show_whitespace(text: str) -> str:
     """Replace white space and invisible characters by visible symbols: "a b" is a␣b."""
 

@@ -108,6 +108,8 @@ def model_or_family(model: str) -> str:
     """Return FAMILY[/SIZE] or the folder of a model, which is downloaded if the hub has it."""
     from kinfolk.families import check_name, index
 
+    if not model.strip():
+        raise UserError("the name of a model is empty: give FAMILY[/SIZE] or a model folder")
     if Path(model).exists():
         return model
     try:

@@ -64,6 +64,12 @@ window.kinfolk.builders = (() => {
     return fixed(value, digits) + (bounds ? ` (${fixed(bounds[1], digits)} to ${fixed(bounds[2], digits)})` : "");
   };
 
+  // A range around the same middle that spans at least a share of the highest value.
+  const widen = ([low, high], share, values) => {
+    const missing = (share * Math.max(...values.map(Math.abs)) - (high - low)) / 2;
+    return missing > 0 ? [low - missing, high + missing] : [low, high];
+  };
+
   const lineScales = (spec, state, width) => {
     const shown = visible(spec.series, state);
     const xs = shown.flatMap((series) => series.points.map((point) => point[0]));
@@ -80,7 +86,7 @@ window.kinfolk.builders = (() => {
       heights.push(...soft, ...bounds.filter((bound) => bound !== null));
       if (raw.length) heights.push(percentile(raw, 0.01), percentile(raw, 0.99)); // single spikes would flatten the rest
     }
-    const y = scale(...(state.window?.y || range(heights, state.logY, 0.06)), state.logY, 5);
+    const y = scale(...(state.window?.y || widen(range(heights, state.logY, 0.06), spec.leastSpan, heights)), state.logY, 5);
     return { x, y, shown };
   };
 

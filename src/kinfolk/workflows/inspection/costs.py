@@ -51,8 +51,7 @@ def network_costs(name: str, config: ModelConfig, tokens: int) -> CostView:
     model = meta_network(config)
     parts = cost_parts(model, tokens)
     total = sum(part.parameters for part in parts)
-    limit = config.max_length
-    lengths = [n for n in LENGTHS if limit is None or n <= limit] or [limit or LENGTHS[0]]
+    lengths = memory_lengths(config.max_length)
     trained = model.gradient_free is None
     active = [activation_bytes(model, length) if trained else 0 for length in lengths]
     per_parameter = FLOAT_BYTES * (STATES if trained else 1)
@@ -75,6 +74,13 @@ def network_costs(name: str, config: ModelConfig, tokens: int) -> CostView:
         if decodes
         else "",
     )
+
+
+def memory_lengths(limit: int | None) -> tuple[int, ...]:
+    """Return the lengths of a curve of memory; of a short context, its quarters."""
+    if limit is None or limit >= LENGTHS[-1]:
+        return LENGTHS
+    return tuple(sorted({max(1, limit * part // 4) for part in (1, 2, 3, 4)}))
 
 
 def cost_parts(model: LanguageModel, tokens: int) -> list[CostPart]:

@@ -16,6 +16,7 @@ from kinfolk.data.chunks import InMemoryDocuments, IntArray
 from kinfolk.data.datasets import ContiguousDataset
 from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
+from kinfolk.objectives.blank_infilling import BlankInfilling, BlankKind
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.objective import Objective
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
@@ -100,6 +101,7 @@ class Draw:
     marked: tuple[tuple[Example, ...], ...]  # with an id of its own for each token of the text
     ids: IntArray  # of the documents; those that a marked id stands for
     notes: tuple[str, ...] = ()
+    blank_kinds: tuple[BlankKind, ...] = ()  # what GLM masks in each text
 
     @cached_property
     def batches(self) -> list[Batch[Any]]:
@@ -138,6 +140,7 @@ def draw_examples(objective_type: type[Objective], text: InspectedText, seed: in
     documents, notes = text.for_objective(objective)
     ids = documents.token_ids
     special = objective.special_tokens.is_special(ids)
+    kinds: tuple[BlankKind, ...] = ()
     own = np.where(special, ids, objective.vocab_size + np.arange(len(ids)))
     marked_documents = replace(documents, token_ids=own)
     if isinstance(objective, RecurrentCLM):
@@ -152,10 +155,15 @@ def draw_examples(objective_type: type[Objective], text: InspectedText, seed: in
             objective.example(chunks[i], generator(seed, Stream.EXAMPLE, 0, i)) for i in own_chunks
         )
         rows = (tuple(draws),)
+        if isinstance(objective, BlankInfilling):
+            kinds = tuple(
+                objective.draw_kind(chunks[i], generator(seed, Stream.EXAMPLE, 0, i))
+                for i in own_chunks
+            )
     real = tuple(
         tuple(unmark(example, ids, objective.vocab_size) for example in row) for row in rows
     )
-    return Draw(objective, real, rows, ids, tuple(notes))
+    return Draw(objective, real, rows, ids, tuple(notes), kinds)
 
 
 def whole_length(tokens: int) -> int:

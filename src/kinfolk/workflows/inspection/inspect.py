@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 
 from kinfolk.errors import UserError
+from kinfolk.generation.prompts import check_ids
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
@@ -48,6 +50,10 @@ class Inspection:
         """The names of the arrays."""
         return list(self.arrays)
 
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}={array.shape}" for name, array in self.arrays.items())
+        return f"Inspection({self.family}, {len(self.input_ids)} tokens, {shapes})"
+
 
 def inspect(
     model: LanguageModel | Path | str,
@@ -73,6 +79,7 @@ def inspect(
         to_inference(model, device=device, precision="fp32")
     layout = lay_out(model, text, tokenizer, target, seed)
     check_length(model, layout)
+    check_ids(model, [*layout.input_ids, *layout.encoder_ids], "text")
     mask_id = None if tokenizer is None else tokenizer.special_tokens.mask
     values = network_values(model, layout, mask_id)
     return Inspection(
@@ -111,9 +118,11 @@ def lay_out(
         raise UserError("the target of token ids is token ids: give a list")
     if not len(text):
         raise UserError("there are no token ids: give some")
-    highest = max([*text, *(target or ())])
-    if highest >= model.max_vocab_size or min([*text, *(target or ())]) < 0:
-        raise UserError(f"token ids must be from 0 to {model.max_vocab_size - 1}")
+    given: list[object] = [*text, *(target or ())]
+    strange = [i for i in given if isinstance(i, bool) or not isinstance(i, Integral)]
+    if strange:
+        raise UserError(f"{strange[0]!r} is no token id: give integers, or the text as a string")
+    check_ids(model, [*text, *(target or ())], "text")
     return layout_of_ids(model.pretrained, text, target, device)
 
 

@@ -18,28 +18,30 @@ from kinfolk.objectives.rtd import RTD
 from kinfolk.reports.inspect_view import MaskArray, MaskView
 from kinfolk.workflows.inspection.draws import Draw
 
+STATE_AXES = ("state", "token read")  # of recurrent layers
 ATTENDS = ""  # the page says it once for all
-READS = (
-    "No attention: a filled column is a token that the recurrent state of the row's token has read."
-)
+READS = "a filled column is a token that the recurrent state of the row's token has read."
 
 
 def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
     """Return the attention masks of the batches, without padding."""
     network = meta_network(config)
     recurrent = any(isinstance(part, nn.LSTM) for part in network.modules())
-    hint = READS if recurrent else ATTENDS
+    hint = f"No attention: {READS}" if recurrent else ATTENDS
+    axes = STATE_AXES if recurrent else ("query", "key")
     if isinstance(draw.objective, RecurrentCLM):
-        return memory_masks(draw, config, hint)
+        return memory_masks(draw, config, hint, axes)
     inputs, row = draw.batches[0].inputs, draw.rows[0]
     own = text_part(inputs.attention_mask, sum(len(e.input_ids) for e in row))
     if inputs.encoder_inputs is not None:
         source = text_part(inputs.encoder_inputs.attention_mask, sum(e.lengths[0] for e in row))
         cross = dense(AttentionMask.bidirectional(own.document_ids),
                       AttentionMask.bidirectional(source.document_ids))  # fmt: skip
+        if recurrent:
+            hint = f"Encoder and decoder have no self-attention: {READS}"
         return [
-            mask_view("encoder", hint, "encoder", "encoder", dense(source)),
-            mask_view("decoder", hint, "decoder", "decoder", dense(own)),
+            mask_view("encoder", hint, "encoder", "encoder", dense(source), axes),
+            mask_view("decoder", hint, "decoder", "decoder", dense(own), axes),
             mask_view("cross-attention", ATTENDS, "decoder", "encoder", cross),
         ]
     if isinstance(config, NGramConfig):
@@ -48,7 +50,7 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
             f"{config.order - 1} before the prediction, in a model of order {config.order}."
         )
         context = dense(own, window=config.order - 1) if config.order > 1 else dense(own) & False
-        return [mask_view("context", hint, "input", "input", context)]
+        return [mask_view("context", hint, "input", "input", context, ("prediction", "context"))]
     if inputs.target_positions is not None:
         return two_streams(draw, own, hint)
     if draw.objective.encoder_alone and network.decoder_modules:
@@ -64,10 +66,13 @@ def mask_views(draw: Draw, config: ModelConfig) -> list[MaskView]:
     if isinstance(config, TransformerXLConfig):
         own_mask = dense(own, window=config.attention_window)
         return [mask_view(name, hint, "input", "input", own_mask)]
-    found = [mask_view(name, hint, "input", "input", dense(own))]
+    found = [mask_view(name, hint, "input", "input", dense(own), axes)]
     for window in network.attention_windows:
         words = f"Banded: every second layer attends to the last {window} tokens alone."
-        found.append(mask_view("banded layers", words, "input", "input", dense(own, window=window)))
+        banded = dense(own, window=window)
+        if np.array_equal(banded, found[0].mask):
+            words += " No text here is longer, so that both grids are the same."
+        found.append(mask_view("banded layers", words, "input", "input", banded))
     return found
 
 
@@ -87,7 +92,9 @@ def two_streams(draw: Draw, own: AttentionMask, hint: str) -> list[MaskView]:
     ]
 
 
-def memory_masks(draw: Draw, config: ModelConfig, hint: str) -> list[MaskView]:
+def memory_masks(
+    draw: Draw, config: ModelConfig, hint: str, axes: tuple[str, str]
+) -> list[MaskView]:
     """Return the masks of rows that continue: each attends to itself and to the memory."""
     limit = window = None
     if isinstance(config, TransformerXLConfig):
@@ -113,7 +120,7 @@ def memory_masks(draw: Draw, config: ModelConfig, hint: str) -> list[MaskView]:
                 torch.zeros(0), keys.document_ids[:, first:], keys.key_order[:, first:]
             )
             start = stop
-        found.append(mask_view(f"{name} and memory", hint, name, name, whole))
+        found.append(mask_view(f"{name} and memory", hint, name, name, whole, axes))
     return found
 
 
@@ -136,7 +143,14 @@ def dense(
     return found
 
 
-def mask_view(name: str, hint: str, queries: str, keys: str, mask: MaskArray) -> MaskView:
+def mask_view(
+    name: str,
+    hint: str,
+    queries: str,
+    keys: str,
+    mask: MaskArray,
+    axes: tuple[str, str] = ("query", "key"),
+) -> MaskView:
     """Return the view of a mask whose rows are all tokens of a stream."""
     return MaskView(
         name=name,
@@ -145,6 +159,7 @@ def mask_view(name: str, hint: str, queries: str, keys: str, mask: MaskArray) ->
         keys=keys,
         mask=mask,
         query_positions=range(len(mask)),
+        axes=axes,
     )
 
 

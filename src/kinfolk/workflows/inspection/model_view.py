@@ -19,6 +19,7 @@ from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.inspection.inspect import Inspection, inspect
 from kinfolk.workflows.inspection.network import LensPredictions
+from kinfolk.workflows.inspection.notes import blank_names
 
 CharacterSpan = tuple[int, int]  # characters of a text
 
@@ -36,8 +37,10 @@ def model_view(
     kind = family_of(model)
     accepts = kind.architecture == "encoder-decoder"
     found = inspect(model, text, tokenizer, target=target if accepts else None, seed=seed)
+    roles = blank_names(tokenizer.special_tokens) if model.decoding == "infilling" else {}
+    row = readable_tokens(tokenizer, found.input_ids)
     tokens = {
-        "": readable_tokens(tokenizer, found.input_ids),
+        "": [roles.get(id, token) for id, token in zip(found.input_ids, row, strict=True)],
         "encoder": readable_tokens(tokenizer, found.encoder_ids),
     }
     names = [one.layers for one in found.predictions.values()]
@@ -76,6 +79,7 @@ def prediction_views(
     """Return the predictions at every place."""
     words = readable_tokens(tokenizer, [int(i) for i in np.unique(one.lens_ids)])
     known = dict(zip(np.unique(one.lens_ids).tolist(), words, strict=True))
+    read = [None if i is None else readable_tokens(tokenizer, [i])[0] for i in one.read_ids]
     views = []
     for place, (token, label) in enumerate(zip(tokens, one.labels, strict=True)):
         probability = None if label is None else float(one.probabilities[place])
@@ -83,6 +87,7 @@ def prediction_views(
         views.append(
             PredictionView(
                 token=token,
+                read=read[place] if read else token,
                 label=None if label is None else readable_tokens(tokenizer, [label])[0],
                 probability=probability,
                 loss=None if label is None else float(one.losses[place]),

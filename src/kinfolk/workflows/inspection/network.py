@@ -1,7 +1,7 @@
 """What a trained network computes for a text: attention, hidden states, predictions by layer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ class LensPredictions:
     lens_ids: ValueArray  # (layers, positions, TOP)
     lens_probabilities: ValueArray  # (layers, positions, TOP)
     lens_label_probabilities: ValueArray  # (layers, positions)
+    # What is read at each place to predict there: a mask, or None for nothing; empty: the row.
+    read_ids: Labels = field(default_factory=list)
 
 
 @dataclass
@@ -199,11 +201,12 @@ def run_encoder(
         positions = torch.arange(len(part.input_ids), device=rows.device)
         found.append([x[positions, first + positions] for x in states])
     states = [torch.cat(layer) for layer in zip(*found, strict=True)]
-    values.predictions[""] = predict_by_layer(model, states, layout.labels)
+    predicted = predict_by_layer(model, states, layout.labels)
+    values.predictions[""] = replace(predicted, read_ids=rows.diagonal().tolist())
     if mask_id is not None:
         values.notes.append(
-            "Each token is predicted from the text with that token masked; attention and norms are "
-            "those of the text without masks."
+            "Each token is predicted, and the logit lens taken, from the text with that token "
+            "masked; attention and norms are those of the text without masks."
         )
 
 
@@ -240,7 +243,8 @@ def run_two_streams(
     values.arrays["query_attention"] = to_numpy(torch.stack(layers).transpose(1, 2))
     states = [torch.cat(layer) for layer in zip(*found, strict=True)]
     values.add_hidden(QUERY, states)
-    values.predictions[""] = predict_by_layer(model, states, layout.labels)
+    predicted = predict_by_layer(model, states, layout.labels)
+    values.predictions[""] = replace(predicted, read_ids=[None] * length)
     values.notes.append(
         "Each token is predicted by the query stream, as the last of the order: from all others."
     )

@@ -1,7 +1,7 @@
 """What each objective of a family makes of a text: inputs, labels, positions, attention masks."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from kinfolk.families.base import Family
 from kinfolk.generation.prompts import eval_mode
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.objectives.bilm import BiLM, backward_example
+from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.objective import Objective
 from kinfolk.objectives.permutation_lm import PermutationLM
@@ -25,10 +26,16 @@ from kinfolk.reports.inspect_view import MaskArray, ObjectiveView, StreamView
 from kinfolk.text.inspect import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.inspection.draws import Draw, InspectedText, draw_examples
-from kinfolk.workflows.inspection.masks import mask_views
+from kinfolk.workflows.inspection.masks import mask_views, meta_network
+from kinfolk.workflows.inspection.notes import (
+    blank_names,
+    count_notes,
+    drawn_notes,
+    position_notes,
+)
 
-NSP_LABELS = ("0: the second text follows the first", "1: the second text is from elsewhere")
-SOP_LABELS = ("0: both texts are in order", "1: both texts were swapped")
+NSP_LABELS = ("0, the second text follows the first", "1, the second text is from elsewhere")
+SOP_LABELS = ("0, both texts are in order", "1, both texts were swapped")
 
 
 def inspect_objective(
@@ -50,6 +57,10 @@ def inspect_objective(
     generator = model if model is None or not missing_lm_head(model) else None
     if isinstance(draw.objective, RTD):
         streams.append(discriminator_stream(draw, text.tokenizer, streams[0], generator))
+    network = meta_network(config)
+    blanks = isinstance(draw.objective, BlankInfilling)
+    names = blank_names(draw.objective.special_tokens) if blanks else {}
+    streams = [shown_stream(stream, network, names) for stream in streams]
     view = ObjectiveView(
         family=family.name,
         title=family.title,
@@ -58,9 +69,29 @@ def inspect_objective(
         streams=streams,
         masks=mask_views(draw, config),
         facts=facts_of(draw),
-        notes=[*draw.notes, *notes_of(draw.objective, streams, sampled=generator is not None)],
+        notes=[
+            *draw.notes,
+            *count_notes(draw.objective, streams, sampled=generator is not None),
+            *drawn_notes(draw, text.tokenizer, names),
+            *position_notes(network),
+        ],
     )
     return view, draw
+
+
+def shown_stream(
+    stream: StreamView, network: LanguageModel, names: Mapping[int, str]
+) -> StreamView:
+    """Return a stream with tokens named by their roles, and positions where they are read."""
+    integers = {
+        name: values
+        for name, values in stream.integers.items()
+        if name != "position_ids" or network.first_position is not None
+    }
+    tokens = [
+        names.get(id, token) for id, token in zip(stream.input_ids, stream.tokens, strict=True)
+    ]
+    return replace(stream, tokens=tokens, integers=integers)
 
 
 def check_context(name: str, config: ModelConfig, draw: Draw) -> None:
@@ -257,44 +288,8 @@ def facts_of(draw: Draw) -> list[tuple[str, str]]:
         return []
     words = SOP_LABELS if isinstance(draw.objective, SOP) else NSP_LABELS
     labels = [e.sequence_label for row in draw.rows for e in row]
-    none = "none: both texts are parts of a single sentence, whose order is not asked"
+    none = "none, both texts are parts of a single sentence, whose order is not asked"
     return [
         (f"sequence_label of text {number}", none if label == IGNORE_INDEX else words[label])
         for number, label in enumerate(labels, start=1)
     ]
-
-
-def notes_of(
-    objective: Objective, streams: Sequence[StreamView], *, sampled: bool = False
-) -> list[str]:
-    """Say in numbers what was masked and what is predicted."""
-    discriminator = streams[-1] if isinstance(objective, RTD) else None
-    streams = [stream for stream in streams if stream is not discriminator]
-    predicted = sum(label is not None for stream in streams for label in stream.labels)
-    total = sum(len(stream.tokens) for stream in streams)
-    counts = {
-        change: sum(stream.changes.count(change) for stream in streams)
-        for change in ("masked", "replaced", "kept", "cut")
-    }
-    words = {
-        "masked": "became the mask token",
-        "replaced": "became another token",
-        "kept": "stayed as they are and are predicted",
-        "cut": "stand for a span that was cut out",
-    }
-    parts = [f"{count} {words[name]}" for name, count in counts.items() if count]
-    sentence = f"{predicted} of {total} positions predict a token"
-    notes = [f"{sentence}; {', '.join(parts)}." if parts else f"{sentence}."]
-    if discriminator is not None:
-        differ = discriminator.changes.count("replaced")
-        notes.append(
-            "The generator samples a token for each mask; the discriminator reads the result and "
-            f"says of every token whether it was replaced. Here {differ} of "
-            f"{predicted} samples differ from the text."
-        )
-        if not sampled:
-            notes.append(
-                "Without a trained generator, words of the text stand for its samples, drawn by "
-                "the seed."
-            )
-    return notes

@@ -21,7 +21,7 @@ from kinfolk.reports.inspect_view import (
     TableView,
 )
 from kinfolk.text import train_tokenizer
-from kinfolk.text.inspect import readable_tokens
+from kinfolk.text.inspect import readable_tokens, unknown_note
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.folders import load_tokenizer
@@ -36,6 +36,10 @@ from kinfolk.workflows.load import load
 MAX_PAGE_TOKENS = 256  # of a text on a page
 INSPECTED_SIZE = "tiny"
 NGRAM_ROWS = 5  # of each order
+COUNTING = (
+    "N-gram language modelling (Chen and Goodman, 1998): predict each token from the n - 1 before "
+    "it, by counts."
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Subject:
     config: ModelConfig
     tokenizer: Tokenizer
     model: LanguageModel | None = None  # trained
+    replaced: str | None = None  # what --tokenizer took the place of
 
 
 def split_documents_of(text: str) -> tuple[str, ...]:
@@ -99,11 +104,13 @@ def inspect_page(
             "such as t5, or remove --target"
         )
     objectives: list[ObjectiveView] = []
-    models, costs, notes = [], [], list[str]()
+    models, costs, notes, warnings = [], [], list[str](), list[str]()
     for subject in subjects:
         on_step(subject.name)
         inspected = InspectedText(documents, subject.tokenizer, target)
         check_size(documents, subject.tokenizer)
+        read_by = f"--tokenizer {tokenizer}" if given else f"the tokenizer of {subject.name}"
+        warnings += subject_warnings(subject, inspected, read_by)
         found, reasons = objective_views(subject, inspected, seed)
         objectives += found
         notes += reasons
@@ -129,6 +136,33 @@ def inspect_page(
             ("seed", str(seed)),
         ],
         notes=notes,
+        warnings=list(dict.fromkeys(warnings)),
+    )
+
+
+def subject_warnings(subject: Subject, text: InspectedText, read_by: str) -> list[str]:
+    """Say how many tokens are unknown, and that a model does not read by its own tokenizer."""
+    found = [] if subject.replaced is None else [subject.replaced]
+    ids = [i for document in text.documents for i in text.tokenizer.offsets(document)[0]]
+    if unknown := ids.count(-1 if (unk := text.tokenizer.special_tokens.unk) is None else unk):
+        found.append(unknown_note(unknown, len(ids), read_by))
+    return found
+
+
+def replaced_tokenizer(name: str, title: str, given: Tokenizer, vocab_size: int) -> str | None:
+    """Say that a model is given another tokenizer than its own, if it is."""
+    try:
+        own = load_tokenizer(name)
+    except UserError:  # the folder has none
+        if given.vocab_size == vocab_size:
+            return None
+        has = f"has {vocab_size:,} ids"
+    else:
+        if own.fingerprint == given.fingerprint:
+            return None
+        has = f"has another tokenizer of its own, of {own.vocab_size:,} ids"
+    return (
+        f"{title} {has}, and --tokenizer has {given.vocab_size:,}: the same id may be another token"
     )
 
 
@@ -195,7 +229,8 @@ def open_subject(
         model = to_inference(model, device=device, precision="fp32")
         kind = family(model.family_name)
         config = model.config.pretrained
-        return Subject(title, kind, config, own, model)
+        replaced = replaced_tokenizer(name, title, own, config.vocab_size) if given else None
+        return Subject(title, kind, config, own, model, replaced)
     family_name, _, size = name.partition("/")
     kind = family(family_name)
     size = size or INSPECTED_SIZE
@@ -232,7 +267,8 @@ def objective_views(
             reasons.append(f"{subject.name}, {name}: {error}")
             continue
         if isinstance(subject.config, NGramConfig):
-            view = replace(view, tables=[*ngram_counts(text, subject.config.order)])
+            counts = [*ngram_counts(text, subject.config.order)]
+            view = replace(view, description=COUNTING, tables=counts)
         views.append(replace(view, family=subject.name, spans=spans))
     return views, reasons
 
@@ -253,7 +289,7 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
         labels=none,
         label_ids=none,
         label_sources=none,
-        integers={"position_ids": [place for length in lengths for place in range(length)]},
+        integers={},
         starts=starts[1:-1],
     )
     return ObjectiveView(
@@ -270,6 +306,7 @@ def cross_view(subject: Subject, text: InspectedText) -> ObjectiveView | None:
                 "input",
                 "input",
                 mask,
+                ("prediction", "token read"),
             )
             for view, mask in dense_views((FULL, *VIEWS["tokens"]), lengths).items()
         ],

@@ -82,6 +82,13 @@ class NeuronsResult:
         found = [(n.stack, n.layer) for fact in self.facts for n in fact.neurons]
         return [(layer, found.count((layer.stack, layer.number))) for layer in self.layers]
 
+    def __repr__(self) -> str:
+        count = sum(len(fact.neurons) for fact in self.facts)
+        return (
+            f"NeuronsResult({self.family}, layers={len(self.layers)}, facts={len(self.facts)}, "
+            f"neurons={count}, effects={len(self.effects)})"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return all values but the arrays, by their names."""
         return {

@@ -31,6 +31,7 @@ from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.features import FeatureClassifier
 from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.rows import LabelledText
+from kinfolk.text.inspect import unknown_note
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.folders import check_new_folder
@@ -51,11 +52,13 @@ TEXTS_PER_CHUNK = 4096  # encoded at a time, so that memory does not grow with a
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedTexts:
-    """The vectors of texts, and what was cut or empty."""
+    """The vectors of texts, and what was cut, empty or unknown."""
 
     vectors: Vectors
     truncated: int  # texts that were longer than the context
     empty: int  # texts without a token
+    unknown: int = 0  # tokens that the tokenizer does not know,
+    tokens: int = 0  # of so many that were read
 
     def notes(self, max_length: int) -> list[str]:
         """Return what a user should know about the texts."""
@@ -68,6 +71,8 @@ class EmbeddedTexts:
                 f"{self.empty:,} of {count} texts are empty: their vectors are those of special "
                 "tokens"
             )
+        if self.unknown:
+            notes.append(unknown_note(self.unknown, self.tokens, "the tokenizer of the model"))
         return notes
 
 
@@ -208,7 +213,7 @@ class Embedder:
     ) -> EmbeddedTexts:
         """Return the vectors of texts, in their order."""
         found: list[Tensor] = []
-        truncated = empty = done = 0
+        truncated = empty = unknown = tokens = done = 0
         for start in range(0, len(texts), TEXTS_PER_CHUNK):
             encoded = [self.example(text) for text in texts[start : start + TEXTS_PER_CHUNK]]
             cut = [n for n, (_, tokens) in enumerate(encoded) if tokens]
@@ -220,6 +225,9 @@ class Embedder:
             truncated += len(cut)
             empty += sum(not text.strip() for text in texts[start : start + TEXTS_PER_CHUNK])
             chunk = [example for example, _ in encoded]
+            counts = [self.count_unknown(example) for example in chunk]
+            unknown += sum(one for one, _ in counts)
+            tokens += sum(every for _, every in counts)
             vectors: Tensor | None = None
             for group, part in self.pooled(chunk):
                 if vectors is None:
@@ -231,7 +239,20 @@ class Embedder:
                 found.append(vectors.cpu())
         if not found:
             raise UserError("no texts to embed: pass at least one")
-        return EmbeddedTexts(torch.cat(found).numpy(), truncated, empty)
+        return EmbeddedTexts(torch.cat(found).numpy(), truncated, empty, unknown, tokens)
+
+    def count_unknown(self, example: Example) -> tuple[int, int]:
+        """Return how many tokens of a text are unknown, of how many; special tokens are none."""
+        ids = example.input_ids
+        if example.encoder_input_ids is not None:
+            ids = example.encoder_input_ids
+        special = self.tokenizer.special_tokens
+        unknown = 0 if special.unk is None else int((ids == special.unk).sum())
+        ordinary = int((~special.is_special(ids)).sum())
+        # Where <|endoftext|> is the unknown token too, no text has an unknown one.
+        if special.unk in (special.bos, special.eos):
+            return 0, ordinary
+        return unknown, ordinary + unknown
 
     @torch.no_grad()
     def pooled(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], Tensor]]:
