@@ -168,7 +168,7 @@ def test_two_and_four_processes_of_torchrun_train_as_one_does(
         assert_same_losses(out, one)
         assert said.out.count("done: 8 steps") == 1
         assert said.err.count("  step 8/8  ") == 1
-        assert said.err.count(" parameters, objective ") == 1
+        assert said.err.count(" per parameter (compute-optimal") == 1
 
 
 @slow

@@ -233,7 +233,8 @@ def test_a_share_without_labels_has_the_gradients_of_any_other(home: Home, membe
 
 @slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it traces
-@pytest.mark.parametrize(("member", "kinds"), [("gpt2", 1), ("t5", 2), ("albert", 1)])
+# The last layer of ALBERT ends where tokens are predicted: other shapes.
+@pytest.mark.parametrize(("member", "kinds"), [("gpt2", 1), ("t5", 2), ("albert", 2)])
 def test_layers_are_compiled_once_for_all(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member: str, kinds: int
 ) -> None:
