@@ -44,7 +44,7 @@ def test_a_slow_run_is_reported_every_30_seconds(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    with run_progress("gpt2/nano", header=["header"]) as progress:
+    with run_progress("gpt2/nano", header=lambda: ["header"]) as progress:
         for step in range(1, 1001 if seconds < 2 else 8):
             clock.now += seconds if seconds > 2 else 0.01
             progress.on_step(Progress(step, 1000, 5.0, None, 1234.0))

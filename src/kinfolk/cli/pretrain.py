@@ -202,7 +202,11 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
 
     began, processes = time.monotonic(), Processes.from_environment()
     resume = processes.command(f"pretrain --resume {quote(str(run))}")
-    with run_progress(recipe.name, resume, header(recipe)) as progress:
+
+    def settings_in_use() -> list[str]:
+        return header(type(recipe).read(run / "recipe.json"))  # is there by the first step
+
+    with run_progress(recipe.name, resume, settings_in_use) as progress:
         if is_new:
             workflow.pretrain(recipe, run, callbacks=[progress])
         else:
