@@ -29,6 +29,7 @@ from kinfolk.cli.output import (
 )
 from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder, check_new_page
+from kinfolk.workflows.vectors.choices import check_choices
 
 if TYPE_CHECKING:
     from kinfolk.workflows.vectors.isotropy import IsotropyResult
@@ -61,6 +62,7 @@ def isotropy(
     `--sts`, alignment and the Spearman correlation of cosine and score: by layer, and after
     standardization, component removal, whitening and a flow, which are fitted on `--text`.
     """
+    check_choices(pooling, layers)
     check_model_folder(model)
     if out is not None:
         check_new_page(out, (text, sts, model), force=force)
@@ -78,8 +80,8 @@ def isotropy(
             model,
             texts,
             pairs,
-            pooling=pooling or "mean",
-            layers=layers or "last",
+            pooling="mean" if pooling is None else pooling,
+            layers="last" if layers is None else layers,
             remove_components=remove_components,
             flow=not no_flow,
             length=length,
