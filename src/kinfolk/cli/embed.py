@@ -23,7 +23,7 @@ from kinfolk.cli.app import (
     option,
 )
 from kinfolk.cli.output import note, print_facts, print_json, row_progress, saved_on_interrupt
-from kinfolk.cli.translate import read_lines
+from kinfolk.cli.translate import check_has_text, read_lines
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.workflows.folders import (
@@ -220,9 +220,7 @@ def read_texts(path: Path, field: str | None = None, column: str | None = None) 
     else:
         options = ReadOptions(field=field, column=column)
         texts = [document.text for document in read_files([path], options, named=[path])]
-    if not any(text.strip() for text in texts):
-        name = "standard input" if path == STDIN else path
-        raise UserError(f"{name} is empty: pass a file with text")
+    check_has_text(path, texts)
     return texts
 
 
