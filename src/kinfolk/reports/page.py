@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kinfolk.files import new_file
-from kinfolk.reports.charts import compact_number
+from kinfolk.reports.charts import compact_number, significant
 
 STATIC = Path(__file__).parent / "static"
 MAX_DIGITS = 5  # of a number near 0
@@ -66,6 +66,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     formats = {"compact": compact_number, "duration": duration, "number": format_number}
+    formats["significant"] = significant
     env.filters |= formats | {"percent": percent, "plural": plural}
     env.globals |= {"page_scripts": page_scripts, "security_policy": security_policy}
     return env
