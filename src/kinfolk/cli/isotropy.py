@@ -24,6 +24,7 @@ from kinfolk.cli.output import (
     print_line,
     print_table,
     publish,
+    row_progress,
     saved_on_interrupt,
     table,
 )
@@ -75,7 +76,10 @@ def isotropy(
     from kinfolk.workflows.vectors.isotropy import isotropy, isotropy_page, read_pairs
 
     pairs = [] if sts is None else read_pairs(sts, columns)
-    with saved_on_interrupt(lambda: "nothing was written; run the same command again"):
+    with (
+        saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+        row_progress("isotropy") as progress,
+    ):
         result = isotropy(
             model,
             texts,
@@ -87,6 +91,7 @@ def isotropy(
             length=length,
             tokenizer=tokenizer,
             device=device,
+            watch=lambda stage: progress.stage(stage, 0, None),
         )
     publish(
         out,
