@@ -340,7 +340,7 @@ def test_too_few_minutes_are_refused_with_enough(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("each", "timed_steps"), [(1.0, 2), (0.05, 23)])
+@pytest.mark.parametrize(("each", "timed_steps"), [(2.0, 1), (1.0, 2), (0.05, 23)])
 def test_steps_are_timed_until_it_is_clear_that_they_are_too_slow(
     home: Home, monkeypatch: pytest.MonkeyPatch, each: float, timed_steps: int
 ) -> None:
