@@ -124,6 +124,24 @@ def test_force_replaces_a_saved_transform_and_nothing_else(
     assert (saved / "transform.json").is_file() and (saved / "notes.txt").is_file()
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--pooling", "avg"), "unknown --pooling 'avg'"),
+        (("--layers", "foo"), "--layers foo must be last, all, or numbers such as 1,-1"),
+        (("--layers", ""), "--layers  must be last, all"),
+        (("--remove-components", "0"), "should be greater than or equal to 1"),
+    ],
+)
+def test_values_that_no_model_has_are_refused_before_it_is_opened(
+    kinfolk: Kinfolk, texts: Path, tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    for name in ("config.json", "model.safetensors"):  # a folder that cannot be opened
+        (tmp_path / name).write_text("{", encoding="utf-8")
+    said = kinfolk("embed", tmp_path, texts, "-o", tmp_path / "v.npz", *words)
+    assert said.code == 2 and sentence in said.sentence
+
+
 def test_the_transform_of_another_model_is_refused(
     kinfolk: Kinfolk, runs: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """The command prints neurons and effects, and writes a page."""
 
 import json
+import re
 from pathlib import Path
 
 from support.runs import Kinfolk, one_sentence
@@ -19,9 +20,15 @@ def test_the_table_the_page_and_the_json(
     said = kinfolk(*words, "--find-on", "1", "-o", page)
     assert said.code == 0, said
     assert "the cat saw the [MASK]." in said.out and "suppress, other facts" in said.out
+    assert "knowledge neurons (L1 N85: layer 1, neuron 85, counted from 0)" in said.out
+    assert re.search(r" L[12] N\d+", said.out)
+    assert not re.search(r"[+-]0\.0+(?![\d.])", said.out)  # a change that is rounded to nothing
     assert "add up to the difference of the outputs within 0." in said.out
     assert said.out.rstrip().endswith(f"report: {page}")
-    assert "Neurons suppressed and amplified" in page.read_text(encoding="utf-8")
+    html = page.read_text(encoding="utf-8")
+    assert "Neurons suppressed and amplified" in html
+    assert re.search(r"layer [12], neuron \d+", html) and "L1 N85 is neuron 85 of layer 1" in html
+    assert not re.search(r"[+-]0\.0+(?![\d.])", html.split("<script")[0])
     assert "already exists" in one_sentence(kinfolk(*words, "-o", page))
     values = json.loads(kinfolk(*words, "--json").out)
     assert values["completeness_error"] <= 0.01 and values["family"] == "gpt2"

@@ -16,8 +16,9 @@ from kinfolk.training.log import read
 from kinfolk.training.step import StepOutput, TrainStep
 from kinfolk.workflows.recipe import CorpusShare, Recipe
 from kinfolk.workflows.report import curves
+from support.clocks import StepClock
 from support.learnable import classify, table
-from support.runs import MEMBERS, Home, Kinfolk, text, tree
+from support.runs import LENGTH, MEMBERS, Home, Kinfolk, text, tree
 
 FEW = ("--length", 32, "--batch", 4, "--device", "cpu")
 
@@ -324,3 +325,16 @@ def test_fast_sets_the_recipe_that_members_shows_and_a_recipe_file_excludes_it(
     missing = kinfolk("pretrain", "ulmfit", "--corpus", home.corpus, "-o", tmp_path / "c", "--fast")
     assert missing.code == 2 and "ulmfit has no fast recipe (supported: " in missing.sentence
     assert not (tmp_path / "c").exists()
+
+
+def test_the_timing_of_steps_is_announced_and_the_header_has_the_warm_up_in_use(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinfolk: Kinfolk
+) -> None:
+    StepClock(lambda step, done: 0.05).install(monkeypatch)
+    options = ("--length", LENGTH, "--batch", 4, "--minutes", 0.1, "--device", "cpu")
+    said = kinfolk("pretrain", "gpt2/nano", "--corpus", home.corpus, "-o", tmp_path / "r", *options)
+    assert said.code == 0, said.err
+    lines = said.err.splitlines()
+    assert lines[0] == "train.minutes=0.1: timing steps, for a first estimate of their number"
+    assert lines[1] == "train.minutes=0.1: about 120 steps, estimated anew during the run"
+    assert "lr 0.001 cosine, warmup 12, weight decay" in said.err

@@ -44,7 +44,7 @@ def test_a_slow_run_is_reported_every_30_seconds(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    with run_progress("gpt2/nano", header=["header"]) as progress:
+    with run_progress("gpt2/nano", header=lambda: ["header"]) as progress:
         for step in range(1, 1001 if seconds < 2 else 8):
             clock.now += seconds if seconds > 2 else 0.01
             progress.on_step(Progress(step, 1000, 5.0, None, 1234.0))
@@ -168,6 +168,20 @@ def test_commands_in_a_pipe_print_lines_with_the_speed_and_the_time_left(
     assert said.code == 0, said.err
     assert re.search(line, said.err), said.err
     assert "ETA" not in said.out and "elapsed" not in said.out
+
+
+def test_probes_and_isotropy_show_their_progress(
+    kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0)  # every report is a line
+    rows, texts = tmp_path / "rows.tsv", tmp_path / "texts.txt"
+    lines = [f"the {word} {n}\t{word}" for n in range(6) for word in ("cat", "dog")]
+    rows.write_text("\n".join(["text\tlabel", *lines]) + "\n", encoding="utf-8")
+    texts.write_text("a cat\na dog\nthe bird\n", encoding="utf-8")
+    said = kinfolk("probe", runs["bert"], "--train", rows, "--dev", rows, "--seeds", 1)
+    assert said.code == 0 and re.search(r"^probes  20/20  .*/s", said.err, re.MULTILINE), said.err
+    said = kinfolk("isotropy", runs["bert"], "--text", texts)
+    assert said.code == 0 and re.search(r"^layers  \d+s elapsed", said.err, re.MULTILINE), said.err
 
 
 def test_ctrl_c_says_what_was_printed_of_the_prompts(

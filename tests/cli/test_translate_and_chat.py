@@ -130,7 +130,10 @@ def test_a_run_remembers_its_prefix(kinfolk: Kinfolk, pairs: Path, file: Path) -
 
 MISTAKES = {
     "translate {gpt2} {file}": "gpt2 models do not support translate",
-    "summarize {bert} {file}": "bert models do not support summarize",
+    "summarize {bert} {file}": "kinfolk finetune MODEL --task extract trains models that choose",
+    "translate {t5} {empty} --prefix a": "{empty} is empty: pass a file with text",
+    "summarize {t5} {empty}": "{empty} is empty: pass a file with text",
+    "summarize {t5} {blank}": "{blank} is empty: pass a file with text",
     "translate {t5} {file}": "pass --source-prefix, for example",
     "translate {t5} {tmp}/none --prefix a": "{tmp}/none does not exist",
     "translate {t5} {tmp} --prefix a": "{tmp} does not exist",
@@ -153,6 +156,9 @@ def test_a_wrong_file_is_one_sentence(
     latin.write_bytes(b"ca\xe9\n")
     corpus = runs["gpt2"].parents[1] / "corpus"
     known = {**runs, "file": file, "latin": latin, "tmp": tmp_path, "corpus": corpus}
+    for name, text in {"empty": "", "blank": "\n \n"}.items():
+        known[name] = tmp_path / f"{name}.txt"
+        known[name].write_text(text, encoding="utf-8")
     said = kinfolk(*(word.format(**known) for word in words.split()))
     assert (said.code, said.out) == (2, "")
     sentence, *rest = said.err.splitlines()

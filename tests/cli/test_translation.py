@@ -94,6 +94,13 @@ def test_one_command_leaves_a_model_and_its_bleu(run: Path, folders: Path, texts
     assert [path.name for path in folders.iterdir() if path.name.startswith(".")] == []
 
 
+def test_what_comes_next_is_a_command_for_pairs(run: Path, kinfolk: Kinfolk) -> None:
+    (run / "report.html").unlink()
+    said = kinfolk("pretrain", "--resume", run)
+    assert said.code == 0, said.err
+    assert f"next:   kinfolk translate {run} FILE\n        kinfolk evaluate {run} --s" in said.out
+
+
 def test_a_run_that_was_stopped_arrives_where_it_would_have(
     run: Path, kinfolk: Kinfolk, tmp_path: Path
 ) -> None:

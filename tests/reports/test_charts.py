@@ -25,6 +25,7 @@ from kinfolk.reports.charts import (
     interval_chart,
     line_chart,
     scatter,
+    significant,
 )
 from support.pages import EVIL, chart_json, without_scripts
 
@@ -99,6 +100,23 @@ def test_smoothing_keeps_the_first_point_and_a_straight_line() -> None:
 def test_numbers_are_short() -> None:
     shown = [compact_number(value) for value in (0, 5e6, 24_500_000, 1.5e12, 0.12345)]
     assert shown == ["0", "5M", "24.5M", "1.5T", "0.1235"]
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "signed"),
+    [
+        (0.1234, "0.123", "+0.123"),
+        (-0.0101, "-0.010", "-0.010"),
+        (0.0095, "0.0095", "+0.0095"),
+        (-0.00004, "-4.0e-05", "-4.0e-05"),
+        (3.27e-7, "3.3e-07", "+3.3e-07"),
+        (0.0, "0.000", "0.000"),
+        (-0.0, "0.000", "0.000"),
+        (float("nan"), "–", "–"),
+    ],
+)
+def test_a_number_near_0_has_two_significant_digits(value: float, plain: str, signed: str) -> None:
+    assert (significant(value), significant(value, signed=True)) == (plain, signed)
 
 
 def test_the_library_is_the_one_that_is_recorded() -> None:

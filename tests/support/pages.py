@@ -405,12 +405,10 @@ def probed_layers() -> str:
         ],
         control=[(name, points(0.6, 0.7)) for name in names],
         selectivity=[(name, points(0.1, 0.2)) for name in names],
+        mix_columns=["accuracy", "control task", "selectivity"],
         mixes=[
-            *(
-                (name, [(0.91, 0.9, 0.92)] * 2 + [(0.6, 0.58, 0.62), (0.31, 0.3, 0.32)])
-                for name in names
-            ),
-            ("linear, random weights", [(0.66, 0.64, 0.68), None, None, None]),
+            *((name, [(0.91, 0.9, 0.92), (0.6, 0.58, 0.62), (0.31, 0.3, 0.32)]) for name in names),
+            ("linear, random weights", [(0.66, 0.64, 0.68), None, None]),
         ],
         mix_weights=[1 / 13] * 13,
         mix_center=6.0,

@@ -192,6 +192,20 @@ def test_a_dev_file_without_rows_is_refused(tmp_path: Path) -> None:
         _ = dataset.splits
 
 
+def test_a_dev_file_of_another_form_is_refused_with_both_forms(tmp_path: Path) -> None:
+    pairs, tags = tmp_path / "pairs.tsv", tmp_path / "tags.conll"
+    lines = [f"a cat {n}\tone cat {n}\t{label}" for n in range(9) for label in ("yes", "no")]
+    pairs.write_text("\n".join(["sentence1\tsentence2\tlabel", *lines]) + "\n")
+    tags.write_text("the DET\ncat NOUN\n\na DET\ndog NOUN\n\n" * 6)
+    for train_file, dev_file in ((pairs, tags), (tags, pairs)):
+        dataset = task_dataset(train_file, dev_file)
+        with pytest.raises(UserError) as refused:
+            _ = dataset.splits
+        sentence = str(refused.value)
+        assert sentence.startswith(f"{dev_file} and {train_file} have different forms (")
+        assert "classify columns sentence1 and sentence2 by column label" in sentence
+
+
 def test_labels_that_training_rows_lack_are_named(tmp_path: Path) -> None:
     dataset = task_dataset(rows(12), [{"sentence": "so", "label": "odd"}, *rows(2)])
     assert list(dataset.messages()) == [

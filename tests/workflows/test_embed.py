@@ -1,6 +1,8 @@
 """Vectors of texts: every family, packing, poolings, layers, and published weights."""
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from kinfolk.families import families, family
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.finetuning.recipe import InitialWeights
-from kinfolk.workflows.vectors.embed import POOLINGS, Embedder, parse_layers
+from kinfolk.workflows.vectors.choices import POOLINGS
+from kinfolk.workflows.vectors.embed import Embedder, parse_layers
 from kinfolk.workflows.vectors.transforms import TransformSpec, VectorTransforms
 from support.packages import MINILM, file_of
 
@@ -42,6 +45,7 @@ def network(name: str, tokenizer: Tokenizer) -> tuple[LanguageModel, Tokenizer]:
         return config.build().eval(), tokenizer
 
 
+@pytest.mark.filterwarnings("ignore:1 of 6 texts are longer than 24 tokens")
 @pytest.mark.parametrize("name", NEURAL)
 def test_packed_vectors_are_those_of_each_text_alone(name: str, tokenizer: Tokenizer) -> None:
     model = network(name, tokenizer)
@@ -129,6 +133,57 @@ def test_unknown_tokens_are_counted() -> None:
         assert not Embedder.open(network(name, words)).embed(["a film"]).notes(512)
 
 
+def test_a_call_warns_once_of_texts_that_were_cut(tokenizer: Tokenizer) -> None:
+    model = network("bert", tokenizer)
+    with pytest.warns(UserWarning) as caught:
+        kinfolk.embed(model, TEXTS, length=16, standardize=True, fit=TEXTS[3:])
+    (warning,) = caught
+    assert str(warning.message) == (
+        "1 of 6 texts are longer than 16 tokens: their end was cut off (strict=True refuses them); "
+        "fit: 1 of 3 texts are longer than 16 tokens: their end was cut off (strict=True refuses "
+        "them)"
+    )
+    assert warning.filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kinfolk.embed(model, ["a dull film"])
+
+
+def test_a_layer_is_a_number_too(tokenizer: Tokenizer) -> None:
+    model = network("bert", tokenizer)
+    texts = ["a dull film", "the cat"]
+    every = [kinfolk.embed(model, texts, layers=[n]) for n in range(3)]
+    for layer in (0, 1, np.int64(1), -1):
+        found = kinfolk.embed(model, texts, layers=layer)  # type: ignore[arg-type]
+        assert np.array_equal(found, every[int(layer)])
+    with pytest.raises(UserError, match="--layers 99: the network has layers 0 to 2"):
+        kinfolk.embed(model, texts, layers=99)
+
+
+@pytest.mark.parametrize("layers", ["first", "1,x", [], [1.5], ["x"], 1.5, [[1]]])
+def test_layers_and_pooling_are_checked_before_the_model_is_opened(layers: Any) -> None:
+    with pytest.raises(UserError, match=r"--layers .* must be last, all, or numbers such as 1,-1"):
+        kinfolk.embed("no-folder", ["a text"], layers=layers)
+    with pytest.raises(UserError, match=r"--layers .* must be last, all, or numbers such as 1,-1"):
+        kinfolk.isotropy("no-folder", ["a text", "another"], layers=layers)
+    with pytest.raises(UserError, match="unknown --pooling 'avg': choose one of mean, cls, last"):
+        kinfolk.embed("no-folder", ["a text"], pooling="avg")
+
+
+def test_a_transform_reads_lists_and_refuses_what_is_no_table_of_numbers() -> None:
+    vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    fitted = VectorTransforms.fit(TransformSpec(standardize=True), vectors)
+    assert np.allclose(fitted(vectors.tolist()), fitted(vectors), atol=1e-6)
+    with pytest.raises(
+        UserError, match=r"two axes, \(texts, size\), and these have the shape \(4,\)"
+    ):
+        fitted(vectors[0])
+    for values in (["a", "b"], [[1.0], [1.0, 2.0]], None):
+        with pytest.raises(UserError, match="vectors must "):
+            fitted(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.* texts are longer than 40 tokens")
 def test_transforms_of_python_calls(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = network("bert", tokenizer)
     many = [f"{a} {b} {c}" for a in TEXTS for b in TEXTS[:4] for c in ("dull", "a", "film", "")]
@@ -171,6 +226,7 @@ def test_a_transform_of_layers_that_the_model_lacks_names_no_option(tokenizer: T
         kinfolk.embed(network("gpt2", tokenizer), TEXTS, transform=first)
 
 
+@pytest.mark.filterwarnings("ignore:.* texts are longer than 40 tokens")
 def test_a_transform_is_of_one_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """One with the same family, sizes and token embeddings is another model too."""
     model, other = network("bert", tokenizer), network("bert", tokenizer)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kinfolk import UserError, families
+from kinfolk.reports.charts import significant
 from kinfolk.reports.inspect_page import render
 from kinfolk.reports.inspect_view import AttentionView, InspectPage, ModelView, ObjectiveView
-from kinfolk.reports.page import format_probability
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.inspection.inspect import inspect
@@ -291,9 +291,9 @@ def test_a_prediction_names_what_is_read_in_its_place(name: str, read: str | Non
 
 def test_small_probabilities_have_two_significant_digits() -> None:
     values = [1, 0.999, 0.5, 0.034, 0.002, 3.14e-5, 0, None, math.nan]
-    said = ["1.00", "1.00", "0.50", "0.034", "0.0020", "3.1e-05", "0", "–", "–"]
-    assert [format_probability(value) for value in values] == said
-    assert [format_probability(value, 3) for value in (0.5, 0.0126, 0.00126)] == [
+    said = ["1.00", "1.00", "0.50", "0.034", "0.0020", "3.1e-05", "0.00", "–", "–"]
+    assert [significant(value, 2) for value in values] == said
+    assert [significant(value, 3) for value in (0.5, 0.0126, 0.00126)] == [
         "0.500",
         "0.013",
         "0.0013",

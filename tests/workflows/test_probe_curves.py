@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import kinfolk
 from kinfolk.cli.probe import show
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.linear_probe import MIN_THREADED, threads_for
 from kinfolk.nn.mlp_probe import fit_mlp_probe
 from kinfolk.reports.probe_page import render
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.finetuning.recipe import InitialWeights
-from kinfolk.workflows.probing.curves import probe_page
+from kinfolk.workflows.probing.curves import mix_columns, probe_page
 from kinfolk.workflows.probing.span_probes import is_span_file, read_spans
 
 NOUNS, VERBS = ("film", "song", "book"), ("saw", "found", "wrote")
@@ -65,7 +67,10 @@ def test_tags_are_read_from_the_embeddings_and_control_tags_memorized(
     bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
 ) -> None:
     train, dev = tagged(tmp_path, "a.txt", 40, 1), tagged(tmp_path, "b.txt", 40, 2)
-    result = kinfolk.probe(bert, train, dev, seeds=1)
+    told: list[tuple[int, int]] = []
+    result = kinfolk.probe(bert, train, dev, seeds=1, watch=lambda *done: told.append(done))
+    # Two kinds of probes and of control tasks, and random weights: three layers and the mix.
+    assert told == [(n, 20) for n in range(1, 21)]
     names = [curve.name for curve in result.scores]
     assert names == ["linear", "one hidden layer", "linear, random weights"]
     assert all(len(curve.layers) == 3 for curve in (*result.scores, *result.selectivity))
@@ -88,6 +93,36 @@ def test_tags_are_read_from_the_embeddings_and_control_tags_memorized(
     assert result.notes[0].startswith("no --test: 20 dev rows choose penalties")
     page = render(probe_page(result))
     assert page.count('<figure class="chart') == 4
+    heads = re.findall(r'<th scope="col">([^<]*)</th>', page.split("Mix of layers")[1])
+    assert heads[:4] == ["probe", "accuracy", "control task", "selectivity"]
+    for wrong in ({"seeds": 0}, {"max_train": 0}, {"max_test": 0}):
+        (name,) = wrong
+        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} must be at least 1"):
+            kinfolk.probe(bert, train, dev, **wrong)  # type: ignore[arg-type]
+
+
+def test_numbers_are_told_with_their_probes_and_have_one_column(
+    bert: tuple[LanguageModel, Tokenizer],
+) -> None:
+    rows = [{"text": f"{a} {b}", "label": n / 2} for a in TAGS for n, b in enumerate(NOUNS)]
+    told: list[tuple[int, int]] = []
+    result = kinfolk.probe(
+        bert, rows, rows, task="regression", seeds=2, watch=lambda *done: told.append(done)
+    )
+    assert told[-1] == (20, 20) and len(told) == 20
+    assert [heading for heading, _ in mix_columns(result)] == [result.metric]
+
+
+@pytest.mark.parametrize(("numbers", "threads"), [(MIN_THREADED - 1, 1), (MIN_THREADED, 3)])
+def test_few_numbers_are_computed_by_one_thread(numbers: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with threads_for(numbers):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_control_task_of_unseen_words_is_selective(

@@ -15,9 +15,10 @@ from kinfolk.errors import UserError
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
+from kinfolk.training.first_estimate import seconds_per_step
 from kinfolk.training.log import read, speed_lines
 from kinfolk.training.loop import Callback, Progress
-from kinfolk.training.optimizer import lr_schedule
+from kinfolk.training.optimizer import lr_schedule, with_steps
 from kinfolk.training.time_budget import (
     DECISIONS,
     Decision,
@@ -28,7 +29,7 @@ from kinfolk.training.time_budget import (
 )
 from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.lr_find import lr_find
-from kinfolk.workflows.pretrain import pretrain, resume
+from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe, finalize, recipe
 from support.clocks import StepClock
 from support.runs import LENGTH, Home
@@ -184,23 +185,44 @@ def test_each_learning_rate_is_that_of_the_estimate_in_force(
     assert len(decisions) > 10
     for step, rate in found.items():
         steps = [d.steps for d in decisions if d.step < step][-1]
-        schedule = lr_schedule(replace(chosen.train, steps=steps))
+        schedule = lr_schedule(with_steps(chosen.train, steps))
         assert rate == chosen.train.lr * schedule(step - 1)
     ramp = [found[step] / chosen.train.lr for step in range(1, 6)]
     assert ramp == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
+def test_a_warm_up_keeps_its_share_of_a_run_that_is_shorter_than_estimated(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StepClock(lambda step, done: 0.3).install(monkeypatch)  # 20 steps, estimated as 60
+    run = pretrain(timed(home, "train.warmup=30"), tmp_path / "run", decisions=())
+    found = rates(run)
+    highest = max(found, key=lambda step: found[step])
+    assert len(found) == 20 and 8 <= highest <= 11
+    assert found[20] == pytest.approx(timed(home).train.lr * timed(home).train.min_lr_ratio)
+    assert Recipe.read(run / "recipe.json").train.warmup == 30  # a resume reads what was planned
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(397, 200), (1000, 200), (96, 48), (2, 1), (1, 1)])
+def test_a_warm_up_follows_the_estimate_and_never_becomes_longer(steps: int, warmup: int) -> None:
+    planned = TrainConfig(steps=397, warmup=200, minutes=1)
+    assert with_steps(planned, steps).warmup == warmup
+    assert with_steps(replace(planned, warmup=0), steps).warmup == 0
+
+
+@pytest.mark.parametrize("warmup", [5, 40])
 @pytest.mark.parametrize("at", [(8, 14), (19, 33), (33, 39)])
 def test_a_run_that_was_killed_repeats_its_learning_rates_and_goes_on(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, int]
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, int], warmup: int
 ) -> None:
+    chosen = timed(home, f"train.warmup={warmup}")
     run, logged = tmp_path / "run", dict[int, float]()
     for number, (step, each) in enumerate(zip(at, (0.12, 0.09), strict=True)):
         with monkeypatch.context() as patch:
             StepClock(lambda step, done, each=each: each).install(patch)  # type: ignore[misc]
             kill_at(patch, step)
             with pytest.raises(Killed):
-                resume(run) if number else pretrain(timed(home), run, decisions=())
+                resume(run) if number else pretrain(chosen, run, decisions=())
         before = read_decisions(run / DECISIONS)
         logged |= rates(run)
     with monkeypatch.context() as patch:
@@ -316,6 +338,16 @@ def test_too_few_minutes_are_refused_with_enough(
     with pytest.raises(UserError, match=message):
         pretrain(timed(home), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("each", "timed_steps"), [(2.0, 1), (1.0, 2), (0.05, 23)])
+def test_steps_are_timed_until_it_is_clear_that_they_are_too_slow(
+    home: Home, monkeypatch: pytest.MonkeyPatch, each: float, timed_steps: int
+) -> None:
+    clock = StepClock(lambda step, done: each)
+    clock.install(monkeypatch)
+    seconds_per_step(PretrainWorkload(timed(home)), budget=6)
+    assert clock.steps == timed_steps
 
 
 def test_a_batch_that_is_left_out_costs_no_budget(

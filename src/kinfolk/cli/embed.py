@@ -23,7 +23,7 @@ from kinfolk.cli.app import (
     option,
 )
 from kinfolk.cli.output import note, print_facts, print_json, row_progress, saved_on_interrupt
-from kinfolk.cli.translate import read_lines
+from kinfolk.cli.translate import check_has_text, read_lines
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.workflows.folders import (
@@ -31,6 +31,7 @@ from kinfolk.workflows.folders import (
     check_new_file,
     check_new_folder,
 )
+from kinfolk.workflows.vectors.choices import check_choices
 
 if TYPE_CHECKING:
     from kinfolk.workflows.vectors.embed import Embedder, Vectors
@@ -64,8 +65,8 @@ def embed(
     pooling: str | None = POOLING,
     layers: str | None = LAYERS,
     standardize: bool = flag("--standardize", "Scale every dimension to mean 0 and variance 1."),
-    remove_components: int = option(
-        "K", "Remove the mean and the K leading principal components.", default=0, min=0
+    remove_components: int | None = option(
+        "K", "Remove the mean and the K leading principal components.", min=1
     ),
     whiten: bool = flag("--whiten", "Whiten: the covariance becomes the identity."),
     flow: bool = flag("--flow", "Fit a normalizing flow to a standard Gaussian."),
@@ -104,6 +105,7 @@ def embed(
         )
     if out.suffix not in (".npz", ".parquet"):
         raise UserError(f"-o {out} must end in .npz or .parquet")
+    check_choices(pooling, layers)
     check_model_folder(model)
     check_new_file(out, (texts, model, fit, transform), force=force)
     read = read_texts(texts, field, column)
@@ -115,7 +117,7 @@ def embed(
     )
 
     saved = None if transform is None else VectorTransforms.load(transform)
-    spec = TransformSpec(standardize, remove_components, whiten, flow)
+    spec = TransformSpec(standardize, remove_components or 0, whiten, flow)
     place = None
     if spec.names:
         place = save_transform or beside(model, "+".join(spec.names))
@@ -218,9 +220,7 @@ def read_texts(path: Path, field: str | None = None, column: str | None = None) 
     else:
         options = ReadOptions(field=field, column=column)
         texts = [document.text for document in read_files([path], options, named=[path])]
-    if not any(text.strip() for text in texts):
-        name = "standard input" if path == STDIN else path
-        raise UserError(f"{name} is empty: pass a file with text")
+    check_has_text(path, texts)
     return texts
 
 

@@ -24,11 +24,13 @@ from kinfolk.cli.output import (
     print_line,
     print_table,
     publish,
+    row_progress,
     saved_on_interrupt,
     table,
 )
 from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder, check_new_page
+from kinfolk.workflows.vectors.choices import check_choices
 
 if TYPE_CHECKING:
     from kinfolk.workflows.vectors.isotropy import IsotropyResult
@@ -61,6 +63,7 @@ def isotropy(
     `--sts`, alignment and the Spearman correlation of cosine and score: by layer, and after
     standardization, component removal, whitening and a flow, which are fitted on `--text`.
     """
+    check_choices(pooling, layers)
     check_model_folder(model)
     if out is not None:
         check_new_page(out, (text, sts, model), force=force)
@@ -73,18 +76,22 @@ def isotropy(
     from kinfolk.workflows.vectors.isotropy import isotropy, isotropy_page, read_pairs
 
     pairs = [] if sts is None else read_pairs(sts, columns)
-    with saved_on_interrupt(lambda: "nothing was written; run the same command again"):
+    with (
+        saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+        row_progress("isotropy") as progress,
+    ):
         result = isotropy(
             model,
             texts,
             pairs,
-            pooling=pooling or "mean",
-            layers=layers or "last",
+            pooling="mean" if pooling is None else pooling,
+            layers="last" if layers is None else layers,
             remove_components=remove_components,
             flow=not no_flow,
             length=length,
             tokenizer=tokenizer,
             device=device,
+            watch=lambda stage: progress.stage(stage, 0, None),
         )
     publish(
         out,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.table import Column
 
 from kinfolk.cli.app import (
     DEVICE,
@@ -131,6 +132,7 @@ def one_fact(
 
 def show(result: "NeuronsResult") -> None:
     """Print the neurons of the facts, their layers, the effects and the completeness."""
+    from kinfolk.reports.charts import significant
     from kinfolk.workflows.knowledge_neurons.page import fact_view
 
     rows = table("prompt", "answer", *numbers("probability", "neurons"), "highest")
@@ -140,11 +142,11 @@ def show(result: "NeuronsResult") -> None:
         rows.add_row(
             short(fact.prompt),
             short(fact.answer),
-            f"{fact.before:.4f}",
+            significant(fact.before),
             str(len(fact.neurons)),
             names + more,
         )
-    print_table(rows, "knowledge neurons (layer.neuron)")
+    print_table(rows, "knowledge neurons (L1 N85: layer 1, neuron 85, counted from 0)")
     print_line("")
     rows = table(*numbers("layer", "neurons"))
     for layer, count in result.counts_by_layer:
@@ -152,16 +154,15 @@ def show(result: "NeuronsResult") -> None:
     print_table(rows)
     if result.effects:
         over = " and ".join(sorted({effect.over for effect in result.effects}))
-        rows = table("neurons", *numbers("before", "change", "random", "difference", "95 %"))
+        first = Column("neurons", no_wrap=True)
+        rows = table(first, *numbers("before", "change", "random", "difference", "95 %"))
         for effect in result.effects:
-            low, high = effect.difference_interval
+            changes = effect.change, effect.random_change, effect.difference
             rows.add_row(
                 f"{effect.operation}, {effect.group}",
-                f"{effect.before:.3f}",
-                f"{effect.change:+.3f}",
-                f"{effect.random_change:+.3f}",
-                f"{effect.difference:+.3f}",
-                f"{low:+.3f} to {high:+.3f}",
+                significant(effect.before),
+                *(significant(value, signed=True) for value in changes),
+                " to ".join(significant(end, signed=True) for end in effect.difference_interval),
             )
         print_table(rows, f"probability of the answer, intervals over {over}")
     print_line(

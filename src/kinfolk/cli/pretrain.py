@@ -202,7 +202,11 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
 
     began, processes = time.monotonic(), Processes.from_environment()
     resume = processes.command(f"pretrain --resume {quote(str(run))}")
-    with run_progress(recipe.name, resume, header(recipe)) as progress:
+
+    def settings_in_use() -> list[str]:
+        return header(type(recipe).read(run / "recipe.json"))  # is there by the first step
+
+    with run_progress(recipe.name, resume, settings_in_use) as progress:
         if is_new:
             workflow.pretrain(recipe, run, callbacks=[progress])
         else:
@@ -230,7 +234,23 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
             print_line(line)
     print_line(f"model:  {run}/checkpoints/last")
     print_line(f"report: {page}")
-    print_line(f"next:   kinfolk evaluate {run} --text FILE")
+    for heading, line in zip(("next:", ""), next_commands(run, recipe), strict=False):
+        print_line(f"{heading:7} {line}")
+
+
+def next_commands(run: Path, recipe: "Recipe") -> list[str]:
+    """Return commands that use the model of a run."""
+    from kinfolk.config import type_name
+
+    folder = quote(str(run))
+    if type_name(recipe.objective) != "pairs":
+        return [f"kinfolk evaluate {folder} --text FILE"]
+    if recipe.directions:
+        return [f"kinfolk translate {folder} FILE --to LANGUAGE"]
+    return [
+        f"kinfolk translate {folder} FILE",
+        f"kinfolk evaluate {folder} --source FILE --target FILE",
+    ]
 
 
 def header(recipe: "Recipe") -> list[str]:

@@ -20,6 +20,7 @@ from kinfolk.cli.output import (
     print_line,
     print_table,
     publish,
+    row_progress,
     saved_on_interrupt,
     table,
 )
@@ -61,7 +62,10 @@ def probe(
     from kinfolk.reports.probe_page import render
     from kinfolk.workflows.probing.curves import probe, probe_page
 
-    with saved_on_interrupt(lambda: "nothing was written; run the same command again"):
+    with (
+        saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+        row_progress("probes") as progress,
+    ):
         result = probe(
             model,
             train,
@@ -70,10 +74,11 @@ def probe(
             task=task,
             columns=columns,
             seeds=seeds,
-            max_train_rows=max_train,
-            max_test_rows=max_test,
+            max_train=max_train,
+            max_test=max_test,
             tokenizer=tokenizer,
             device=device,
+            watch=progress,
         )
     publish(
         out,
@@ -104,12 +109,12 @@ def show(result: "ProbeCurves") -> None:
 
 def show_mixes(result: "ProbeCurves") -> None:
     """Print a row for each probe on the mix of all layers."""
-    other = result.metric != "accuracy"
-    heads = [result.metric, *(["accuracy"] if other else []), "control task", "selectivity"]
-    rows = table("probe", *numbers(*(heads if result.control else heads[:1])))
+    from kinfolk.workflows.probing.curves import mix_columns
+
+    columns = mix_columns(result)
+    rows = table("probe", *numbers(*(heading for heading, _ in columns)))
     for mix in result.mixes:
-        controls = [*([mix.accuracy] if other else []), mix.control, mix.selectivity]
-        values = [mix.score, *(controls if result.control else [])]
+        values = [value(mix) for _, value in columns]
         cells = ("" if i is None else f"{i.score:.3f} ±{(i.high - i.low) / 2:.3f}" for i in values)
         rows.add_row(mix.name, *cells)
     print_table(rows, "mix of all layers")

@@ -1,7 +1,7 @@
 """The progress of a training run: a live bar on a terminal, lines elsewhere."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,9 @@ class TerminalProgress(Callback):
     The lines of `header` are printed with the first step, when all settings are known to be valid.
     """
 
-    def __init__(self, bar: Bar, name: str, resume: str, header: Sequence[str]) -> None:
+    def __init__(
+        self, bar: Bar, name: str, resume: str, header: Callable[[], Sequence[str]]
+    ) -> None:
         self.bar, self.name, self.resume, self.header = bar, name, resume, header
         self.task = bar.add_task(name, total=None, values="")
         self.checkpoint: Path | None = None
@@ -52,7 +54,7 @@ class TerminalProgress(Callback):
         """Show the losses and the speed; without a terminal, in a line every 30 s or 10 %."""
         if self.first is None:
             self.first = progress.step - 1
-            for line in self.header:
+            for line in self.header():
                 note(line)
         if progress.compile_seconds:
             note(f"compiled in {progress.compile_seconds:.1f} s")
@@ -102,7 +104,7 @@ def format_loss(loss: float, parts: Mapping[str, float]) -> str:
 
 @contextmanager
 def run_progress(
-    name: str, resume: str = "", header: Sequence[str] = ()
+    name: str, resume: str = "", header: Callable[[], Sequence[str]] = tuple
 ) -> Iterator[TerminalProgress]:
     """Show the progress of a run; `resume` is the command that resumes it."""
     values = CutColumn(lambda task: str(task.fields["values"]))

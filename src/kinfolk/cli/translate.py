@@ -70,6 +70,22 @@ def read_lines(path: Path) -> Iterator[str]:
         yield from iter_lines(source, normalize_newlines(decode_utf8(source)))
 
 
+def read_texts(path: Path) -> list[str]:
+    """Read the lines of a file, blank ones too; refuse one without text."""
+    lines = list(read_lines(path))
+    check_has_text(path, lines)
+    return lines
+
+
+def check_has_text(path: Path, texts: Iterable[str]) -> None:
+    """Refuse a file whose texts are all blank."""
+    from kinfolk.data.files import STDIN
+
+    if not any(text.strip() for text in texts):
+        name = "standard input" if path == STDIN else path
+        raise UserError(f"{name} is empty: pass a file with text")
+
+
 @contextmanager
 def output(out: Path | None) -> Iterator[Callable[[str], int]]:
     """Yield a function that writes text to standard output, or to a file created atomically."""
@@ -156,7 +172,7 @@ def register(
         if out is not None:
             check_new_file(out, (file, model), force=force)
             check_parent_folder(out)
-        lines = list(read_lines(file))
+        lines = read_texts(file)
 
         from kinfolk.generation.generate import transform_lines
         from kinfolk.workflows.generate import load_seq2seq, task_prefix

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.nn.linear_probe import Standardizer, mix_layers
+from kinfolk.nn.linear_probe import Standardizer, mix_layers, threads_for
 from kinfolk.rng import derive_seed
 
 HIDDEN_SIZE = 64
@@ -88,17 +88,17 @@ def fit_mlp_probe(
     groups: list[dict[str, Any]] = [{"params": probe.weights}]
     if len(layers) > 1:
         groups.append({"params": [mix], "lr": MIX_LR})
-    optimizer = torch.optim.AdamW(groups, lr=LR, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.AdamW(groups, lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
     trained = (mix, *probe.weights)
     best, kept, waited = float("inf"), [part.detach().clone() for part in trained], 0
     for _ in range(MAX_EPOCHS):
         order = torch.randperm(len(targets), generator=generator).to(features.device)
-        with torch.enable_grad():
+        with torch.enable_grad(), threads_for(0):
             for items in torch.split(order, BATCH_SIZE):
                 optimizer.zero_grad()
                 torch.autograd.backward(probe.loss(features[:, items], targets[items]))
                 optimizer.step()
-        with torch.no_grad():
+        with torch.no_grad(), threads_for(dev_features.numel()):
             loss = float(probe.loss(dev_features, dev_targets))
         waited += 1
         if loss < best:

@@ -158,7 +158,7 @@ def line_chart(
 
 
 def bars(
-    values: Sequence[Bar], lines: Sequence[ReferenceLine] = (), *, x: str, digits: int = 2
+    values: Sequence[Bar], lines: Sequence[ReferenceLine] = (), *, x: str, digits: int | None = 2
 ) -> Markup:
     """Draw a bar per model from zero, and each reference line across all of them."""
     rows = [
@@ -182,7 +182,7 @@ def interval_chart(
     lines: Sequence[ReferenceLine] = (),
     *,
     x: str,
-    digits: int = 2,
+    digits: int | None = 2,
     zero: bool = False,
 ) -> Markup:
     """Draw a dot with whiskers for each row; `zero` keeps 0 on the axis (differences)."""
@@ -330,11 +330,21 @@ def known(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def number(value: float, digits: int) -> str:
-    """Write a number for the table."""
+def number(value: float, digits: int | None) -> str:
+    """Write a number for the table; without digits, with as many as tell it from 0."""
+    if digits is None:
+        return significant(value)
     if not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}" if abs(value) < 1e6 else compact_number(value)
+
+
+def significant(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
+    """Write decimals, or two significant digits where a number is too near 0: 0.123, 1.2e-05."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    near = 0 < abs(value) < 10.0 ** (1 - digits)
+    return f"{value or 0.0:{'+' if signed and value else ''}{'#.2g' if near else f'.{digits}f'}}"
 
 
 def compact_number(value: float) -> str:

@@ -67,7 +67,7 @@ def render(values: NeuronsPage) -> str:
         highest=bars(
             [Bar(name, value, color=0) for name, value in values.highest],
             x="attribution",
-            digits=4,
+            digits=None,
         )
         if values.highest
         else Markup(""),
@@ -86,4 +86,4 @@ def effect_chart(effects: Sequence[EffectView]) -> Markup:
             IntervalRow("random neurons", *effect.random, color=1, group=effect.name),
         )
     ]
-    return interval_chart(rows, x="change of the probability", digits=3, zero=True)
+    return interval_chart(rows, x="change of the probability", digits=None, zero=True)

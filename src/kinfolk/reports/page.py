@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kinfolk.files import new_file
-from kinfolk.reports.charts import compact_number
+from kinfolk.reports.charts import compact_number, significant
 
 STATIC = Path(__file__).parent / "static"
 MAX_DIGITS = 5  # of a number near 0
@@ -69,7 +69,7 @@ def environment() -> Environment:
     env.filters |= formats | {
         "percent": percent,
         "plural": plural,
-        "probability": format_probability,
+        "significant": significant,
     }
     env.globals |= {"page_scripts": page_scripts, "security_policy": security_policy}
     return env
@@ -80,15 +80,6 @@ def format_number(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def format_probability(value: float | None, digits: int = 2) -> str:
-    """Write a probability with so many digits, or with two significant ones where it is small."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value == 0:
-        return "0"
-    return f"{value:.{digits}f}" if value >= 10 ** (1 - digits) else f"{value:#.2g}"
 
 
 def digits_from_0(values: Iterable[float], digits: int) -> int:

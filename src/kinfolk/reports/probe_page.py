@@ -21,7 +21,7 @@ class ProbePage:
     scores: Points
     control: Points
     selectivity: Points
-    # Probes on the mix of all layers: score, accuracy, that on the control task, selectivity.
+    mix_columns: Sequence[str]  # of the table of probes on the mix of all layers, score first
     mixes: Sequence[tuple[str, Sequence[Bounds | None]]]
     mix_weights: Sequence[float]
     mix_center: float

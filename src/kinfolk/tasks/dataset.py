@@ -11,7 +11,7 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read_rows
-from kinfolk.tasks.formats.detect import detect_format, unused_columns
+from kinfolk.tasks.formats.detect import detect_format, first_spec, unused_columns
 from kinfolk.tasks.formats.labelled_file import LabelledFile, json_lines
 from kinfolk.tasks.task import task_class
 
@@ -146,7 +146,17 @@ class TaskDataset:
 
     def _read(self, split: str) -> list[Any]:
         file = self.files[split]
-        rows = sample_rows([*read_rows(file, self.file_spec, report=self.report)], self.max_rows)
+        try:
+            read = [*read_rows(file, self.file_spec, report=self.report)]
+        except UserError as error:
+            other = first_spec(file)
+            if split == "train" or other is None or other.format == self.file_spec.format:
+                raise
+            raise UserError(
+                f"{file} and {self.train} have different forms ({other.description}; "
+                f"{self.file_spec.description}): give files of one form"
+            ) from error
+        rows = sample_rows(read, self.max_rows)
         file.release()
         return rows
 

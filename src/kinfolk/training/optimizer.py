@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -328,6 +328,17 @@ def _exempt(model: nn.Module) -> set[nn.Parameter]:
         if isinstance(module, WithBiases):
             exempt.update(module.bias_parameters())
     return exempt
+
+
+def with_steps(train: TrainConfig, steps: int) -> TrainConfig:
+    """Return the settings of a schedule for another number of steps than was planned.
+
+    A warm-up keeps its share of the steps, but never becomes longer.
+    """
+    warmup = train.warmup
+    if steps < train.steps and warmup:
+        warmup = max(1, round(warmup * steps / train.steps))
+    return replace(train, steps=steps, warmup=warmup)
 
 
 STLR_RATIO = 1 / 32  # Howard and Ruder 2018, section 3.2: ratio of the lowest rate to the peak

@@ -5,7 +5,6 @@ Pretraining, fine-tuning and counting are workloads; `Run` knows no family, obje
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,7 +24,7 @@ from kinfolk.training.loader import WithSequenceOffsets, WithTexts, data_loader
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
 from kinfolk.training.master_weights import MasterWeights
-from kinfolk.training.optimizer import build_optimizer, lr_schedule
+from kinfolk.training.optimizer import build_optimizer, lr_schedule, with_steps
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, Step, TrainStep
 from kinfolk.training.time_budget import Decision
@@ -148,7 +147,7 @@ def optimizer_step(work: Workload, device: torch.device, *, bfloat16: bool) -> T
     @lru_cache(maxsize=1)
     def schedule(steps: int) -> Callable[[int], float]:
         """Return the schedule of a number of steps, which the clock may have set."""
-        return lr_schedule(replace(train, steps=max(steps, train.warmup)))
+        return lr_schedule(with_steps(train, steps))
 
     learner = Learner(model, work.objective)
     row_length = static_row_length(work)

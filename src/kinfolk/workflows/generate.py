@@ -211,9 +211,12 @@ def load_seq2seq(
     model, tokenizer = load(path, tokenizer)
     if model.decoding != "encoder-decoder":
         others = [n for n, entry in index().items() if entry.architecture == "encoder-decoder"]
+        way = ""
+        if verb == "summarize":
+            way = "; kinfolk finetune MODEL --task extract trains models that choose sentences"
         raise UserError(
             f"{family_of(model).name} models do not support {verb} (families that do: "
-            f"{', '.join(others)})"
+            f"{', '.join(others)}{way})"
         )
     check_trained(model)
     return to_inference(model, device=device, precision=precision), tokenizer

@@ -32,7 +32,7 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.vectors import read_vectors, vectors_fingerprint
 from kinfolk.training.config import MAX_STEPS
 from kinfolk.training.distributed import Processes, load_whole_weights
-from kinfolk.training.first_estimate import seconds_per_step
+from kinfolk.training.first_estimate import MIN_STEPS, seconds_per_step
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import Run
@@ -50,7 +50,6 @@ from kinfolk.workflows.report import recipe_baselines, write_report
 from kinfolk.workflows.run_samples import text_samples
 
 COUNTS = "counts"  # folder in a run that counts, until it is finished
-MIN_TIMED_STEPS = 10  # that a budget of seconds must be enough for
 MAX_COUNTED_TOKENS = 3_000_000  # whose 3-grams are counted during a run: some seconds
 
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
@@ -79,13 +78,7 @@ def pretrain(
     check_new_folder(out, "choose another folder, or continue that run with resume")
     processes = process_grid(recipe)
     if decisions is None:
-        recipe = with_estimated_steps(recipe)
-        if recipe.train.minutes is not None:
-            for callback in callbacks:
-                callback.on_message(
-                    f"train.minutes={recipe.train.minutes:g}: about {recipe.train.steps:,} steps, "
-                    "estimated anew during the run"
-                )
+        recipe = with_estimated_steps(recipe, callbacks)
     estimate = estimated(recipe, out, callbacks, processes)
     work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
     work.decisions = decisions or ()
@@ -120,7 +113,7 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
         return Run.resume(kind, recipe, out, callbacks).fit()
 
 
-def with_estimated_steps(recipe: Recipe) -> Recipe:
+def with_estimated_steps(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Recipe:
     """Return the recipe of a run that ends by the clock with a first estimate of its steps.
 
     Some steps are timed; a warm-up that is longer than the run becomes a tenth of it.
@@ -128,18 +121,21 @@ def with_estimated_steps(recipe: Recipe) -> Recipe:
     train = recipe.train
     if train.minutes is None or recipe.model.counting_steps is not None:
         return recipe
-    seconds = 60 * train.minutes
+    minutes, seconds = f"train.minutes={train.minutes:g}", 60 * train.minutes
+    for callback in callbacks:
+        callback.on_message(f"{minutes}: timing steps, for a first estimate of their number")
     timed = replace(train, steps=max(train.steps, train.warmup))
     each = seconds_per_step(PretrainWorkload(replace(recipe, train=timed)), seconds)
     steps = round(seconds / each)
-    if steps < MIN_TIMED_STEPS:
-        least = float(f"{1.05 * MIN_TIMED_STEPS * each / 60:.2g}")
+    if steps < MIN_STEPS:
+        least = float(f"{1.05 * MIN_STEPS * each / 60:.2g}")
         raise UserError(
-            f"train.minutes={train.minutes:g} is enough for {plural(steps, 'step')} of "
-            f"{recipe.name}, and a schedule needs {MIN_TIMED_STEPS}: use train.minutes={least:g} "
-            "or more"
+            f"{minutes} is enough for {plural(steps, 'step')} of {recipe.name}, and a schedule "
+            f"needs {MIN_STEPS}: use train.minutes={least:g} or more"
         )
     warmup = train.warmup if train.warmup <= steps else max(1, steps // 10)
+    for callback in callbacks:
+        callback.on_message(f"{minutes}: about {steps:,} steps, estimated anew during the run")
     return replace(recipe, train=replace(train, steps=min(steps, MAX_STEPS), warmup=warmup))
 
 

@@ -36,6 +36,12 @@ window.kinfolk.axes = (() => {
   const fixed = (value, digits) => {
     if (value === null || !Number.isFinite(value)) return "–";
     if (Math.abs(value) >= 1e6) return compact(value);
+    if (digits === null) {  // as many as tell it from 0
+      const size = Math.abs(value);
+      if (size && size < 1e-4) return value.toExponential(1);
+      if (size && size < 0.01) return String(+value.toPrecision(2));
+      return (value || 0).toFixed(3);
+    }
     return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   };
 

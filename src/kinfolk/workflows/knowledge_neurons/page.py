@@ -32,7 +32,7 @@ def neurons_page(result: NeuronsResult) -> NeuronsPage:
                 prompt.layers, prompt.totals, prompt.differences, strict=True
             )
         ],
-        highest=[(neuron_name(n), n.attribution) for n in first.neurons[:HIGHEST]],
+        highest=[(full_name(n), n.attribution) for n in first.neurons[:HIGHEST]],
         facts=[fact_view(fact) for fact in result.facts],
         settings=[
             ("model", result.model),
@@ -83,5 +83,10 @@ def fact_view(fact: FactNeurons) -> FactView:
 
 
 def neuron_name(neuron: KnowledgeNeuron) -> str:
-    """Return the layer and the number of a neuron: 3.1042, or encoder 3.1042."""
-    return f"{neuron.stack} {neuron.layer}.{neuron.neuron}".strip()
+    """Return a short name for lists: L3 N1042, or encoder L3 N1042."""
+    return f"{neuron.stack} L{neuron.layer} N{neuron.neuron}".strip()
+
+
+def full_name(neuron: KnowledgeNeuron) -> str:
+    """Return the name in words: layer 3, neuron 1042, or encoder layer 3, neuron 1042."""
+    return f"{neuron.stack} layer {neuron.layer}, neuron {neuron.neuron}".strip()

@@ -9,8 +9,10 @@ The linear probe has one solution; seeds draw the labels of control tasks, rando
 initial weights of MLP probes.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,9 @@ class MixProbe:
     selectivity: ConfidenceInterval | None = None  # accuracy minus that
 
 
+MixValue = Callable[[MixProbe], ConfidenceInterval | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProbeCurves:
     """What `probe` measures."""
@@ -129,11 +134,11 @@ def probe(
     columns: str | None = None,
     seeds: int = SEEDS,
     pooling: TextPooling = "mean",
-    max_train_rows: int = MAX_TRAIN_ROWS,
-    max_test_rows: int = MAX_TEST_ROWS,
+    max_train: int = MAX_TRAIN_ROWS,
+    max_test: int = MAX_TEST_ROWS,
     tokenizer: Path | str | None = None,
     device: str = "auto",
-    watch: Callable[[str], None] = lambda stage: None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> ProbeCurves:
     """Probe what every layer of a frozen network holds.
 
@@ -142,19 +147,21 @@ def probe(
     Rows are files or lists of dictionaries: texts or pairs with a class or a number, tagged
     sentences, or spans (`task="spans"` reads the relation of each word and its head from CoNLL-U).
     Dev rows choose penalties and when to stop; without a test file, one half of the dev rows does
-    and the other half is scored. A model that is passed keeps its device and the mode of each
-    module.
+    and the other half is scored. At most `max_train` training rows are used, and `max_test` dev and
+    test rows, each. `watch` is told how many probes are fitted, of how many. A model that is passed
+    keeps its device and the mode of each module.
     """
-    if seeds < 1:
-        raise UserError(f"--seeds must be at least 1 (got {seeds})")
+    for option, count in (("seeds", seeds), ("max-train", max_train), ("max-test", max_test)):
+        if count < 1:
+            raise UserError(f"--{option} must be at least 1 (got {count})")
     rows = read_probe_rows(train, dev, test, task=task, columns=columns)
     network, loaded = model if isinstance(model, tuple) else load(model, tokenizer)
     check_probes(network.pretrained, rows.task)
     first, second, third = rows.splits
     splits = (
-        limit_words(sample_rows(first, max_train_rows), rows.task),
-        sample_rows(second, max_test_rows),
-        sample_rows(third, max_test_rows),
+        limit_words(sample_rows(first, max_train), rows.task),
+        sample_rows(second, max_test),
+        sample_rows(third, max_test),
     )
     check_classes(splits[0], rows.task)
     spans = rows.task.output == "label" and splits[0][0].is_span
@@ -162,12 +169,20 @@ def probe(
     with restored(network):
         network = network.pretrained.to(select_device(device)).eval()
         dataset = kind.open(network, loaded, rows.task, splits, pooling, PENALTIES, 0)
-        watch("vectors")
         features = [dataset.features(network, group) for group in dataset.instances]
-        linear = LayerFits.fit(dataset, features, "linear", seeds, watch)
-        hidden = LayerFits.fit(dataset, features, "mlp", seeds, watch)
+        each = len(features[0]) + 1  # of the layers, and of their mix
+        groups = 1 + 2 * seeds  # linear: one; MLP and linear on random weights: of each seed
+        if rows.task.output != "number":
+            groups += 2 * seeds  # control tasks of both
+        fitted = itertools.count(1)
+
+        def on_fit() -> None:
+            watch(next(fitted), each * groups)
+
+        linear = LayerFits.fit(dataset, features, "linear", seeds, on_fit)
+        hidden = LayerFits.fit(dataset, features, "mlp", seeds, on_fit)
         untrained = [
-            linear_statistics(dataset, random_network(network, loaded, seed), watch)
+            linear_statistics(dataset, random_network(network, loaded, seed), on_fit)
             for seed in range(seeds)
         ]
     mixed = linear.mix_weights
@@ -282,7 +297,7 @@ class LayerFits:
         features: Sequence[Sequence[Tensor]],
         kind: str,
         seeds: int,
-        watch: Callable[[str], None],
+        on_fit: Callable[[], None],
     ) -> "LayerFits":
         """Fit the probes of all layers and of their mix, and those of control tasks."""
         train, dev, test = (with_mix(layers) for layers in features)
@@ -292,10 +307,9 @@ class LayerFits:
         probes: list[FittedProbe] = []
         weights: tuple[float, ...] = ()
         for seed in range(seeds):
-            watch(f"{kind} probes, seed {seed}")
             if kind != "linear" or not probes:  # a linear probe is the same for every seed
                 probes = [
-                    fit_layers(dataset, kind, a, b, targets, dev_targets, seed)
+                    fit_layers(dataset, kind, a, b, targets, dev_targets, seed, on_fit)
                     for a, b in zip(train, dev, strict=True)
                 ]
                 weights = weights or tuple(probes[-1].mix_weights)
@@ -307,7 +321,7 @@ class LayerFits:
             drawn = control_tags(dataset.task, dataset.rows, seed)
             labels, dev_labels, test_labels = (part.to(targets.device) for part in drawn)
             control = (
-                fit_layers(dataset, kind, a, b, labels, dev_labels, seed, like=own)
+                fit_layers(dataset, kind, a, b, labels, dev_labels, seed, on_fit, like=own)
                 for a, b, own in zip(train, dev, probes, strict=True)
             )
             control_hits.append(
@@ -364,6 +378,7 @@ def fit_layers(
     targets: Tensor,
     dev_targets: Tensor,
     seed: int,
+    on_fit: Callable[[], None],
     *,
     like: FittedProbe | None = None,
 ) -> FittedProbe:
@@ -376,21 +391,26 @@ def fit_layers(
         targets, dev_targets = dataset.standardized(targets), dataset.standardized(dev_targets)
     if kind == "linear":
         same = (like.penalty,) if isinstance(like, LinearProbe) else dataset.penalties
-        return fit_probe(train, targets, dev, dev_targets, outputs=outputs, penalties=same)
-    return fit_mlp_probe(train, targets, dev, dev_targets, outputs=outputs, seed=seed)
+        probe: FittedProbe = fit_probe(
+            train, targets, dev, dev_targets, outputs=outputs, penalties=same
+        )
+    else:
+        probe = fit_mlp_probe(train, targets, dev, dev_targets, outputs=outputs, seed=seed)
+    on_fit()
+    return probe
 
 
 def linear_statistics(
-    dataset: ProbeDataset, network: LanguageModel, watch: Callable[[str], None]
+    dataset: ProbeDataset, network: LanguageModel, on_fit: Callable[[], None]
 ) -> list[Statistics]:
     """Return the test statistics of linear probes on every layer of a network, and on the mix."""
-    watch("random weights")
     features = (dataset.features(network, group) for group in dataset.instances)
     train, dev, test = map(with_mix, features)
-    return [
-        dataset.test_statistics(dataset.fit(a, b), c)
-        for a, b, c in zip(train, dev, test, strict=True)
-    ]
+    found = []
+    for a, b, c in zip(train, dev, test, strict=True):
+        found.append(dataset.test_statistics(dataset.fit(a, b), c))
+        on_fit()
+    return found
 
 
 def hits_of(probe: FittedProbe, layers: Sequence[Tensor], targets: Tensor) -> NDArray[np.float64]:
@@ -439,6 +459,16 @@ def majority(dataset: ProbeDataset) -> float | None:
     return float((dataset.targets[2] == most).double().mean())
 
 
+def mix_columns(result: ProbeCurves) -> Sequence[tuple[str, MixValue]]:
+    """Return the columns of a table of the mix: headings, and their values of a probe."""
+    score = [(result.metric, attrgetter("score"))]
+    if not result.control:  # numbers have no control task
+        return score
+    accuracy = [] if result.metric == "accuracy" else [("accuracy", attrgetter("accuracy"))]
+    controls = [("control task", attrgetter("control")), ("selectivity", attrgetter("selectivity"))]
+    return score + accuracy + controls
+
+
 def probe_page(result: ProbeCurves) -> ProbePage:
     """Gather the values of the page."""
 
@@ -454,8 +484,9 @@ def probe_page(result: ProbeCurves) -> ProbePage:
         scores=points(result.scores),
         control=points(result.control),
         selectivity=points(result.selectivity),
+        mix_columns=[heading for heading, _ in mix_columns(result)],
         mixes=[
-            (mix.name, [bounds(i) for i in (mix.score, mix.accuracy, mix.control, mix.selectivity)])
+            (mix.name, [bounds(value(mix)) for _, value in mix_columns(result)])
             for mix in result.mixes
         ],
         mix_weights=result.mix_weights,

@@ -8,11 +8,11 @@ the tokens of the text alone where a network has no template of special tokens (
 networks, encoder-decoders).
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,13 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.folders import check_new_folder
 from kinfolk.workflows.load import load, restored
+from kinfolk.workflows.vectors.choices import (
+    Layers,
+    VectorPooling,
+    check_choices,
+    check_pooling,
+    layer_numbers,
+)
 from kinfolk.workflows.vectors.transforms import (
     ModelReference,
     TransformSpec,
@@ -44,8 +51,6 @@ from kinfolk.workflows.vectors.transforms import (
 )
 
 Vectors = NDArray[np.float32]  # (texts, size)
-VectorPooling = Literal["mean", "cls", "last", "max"]
-POOLINGS: tuple[VectorPooling, ...] = ("mean", "cls", "last", "max")
 SHORT_TEXT = "a"  # fits into every context
 TEXTS_PER_CHUNK = 4096  # encoded at a time, so that memory does not grow with a file
 
@@ -62,18 +67,22 @@ class EmbeddedTexts:
 
     def notes(self, max_length: int) -> list[str]:
         """Return what a user should know about the texts."""
-        notes, count = [], f"{len(self.vectors):,}"
-        if self.truncated:
-            cut = truncation_note(self.truncated, len(self.vectors), max_length)
-            notes.append(f"{cut} (--strict refuses them)")
+        notes = self.truncation(max_length, "--strict")
         if self.empty:
             notes.append(
-                f"{self.empty:,} of {count} texts are empty: their vectors are those of special "
-                "tokens"
+                f"{self.empty:,} of {len(self.vectors):,} texts are empty: their vectors are those "
+                "of special tokens"
             )
         if self.unknown:
             notes.append(unknown_note(self.unknown, self.tokens, "the tokenizer of the model"))
         return notes
+
+    def truncation(self, max_length: int, strict: str) -> list[str]:
+        """Return a sentence where texts were cut, and how they are refused."""
+        if not self.truncated:
+            return []
+        cut = truncation_note(self.truncated, len(self.vectors), max_length)
+        return [f"{cut} ({strict} refuses them)"]
 
 
 def truncation_note(truncated: int, texts: int, max_length: int) -> str:
@@ -110,7 +119,7 @@ class Embedder:
         model: Path | str | tuple[LanguageModel, Tokenizer],
         *,
         pooling: str | None = None,
-        layers: str | Sequence[int] | None = None,
+        layers: Layers | None = None,
         length: int | None = None,
         tokenizer: Path | str | None = None,
         device: str = "auto",
@@ -135,10 +144,9 @@ class Embedder:
             )
         if transform is not None:
             transform.check_family(family.name)
-        pooling = pooling or (transform.pooling if transform else "mean")
-        chosen = next((known for known in POOLINGS if known == pooling), None)
-        if chosen is None:
-            raise UserError(f"unknown --pooling {pooling!r}: choose one of {', '.join(POOLINGS)}")
+        if pooling is None:
+            pooling = transform.pooling if transform else "mean"
+        chosen = check_pooling(pooling)
         if chosen == "cls" and family.frame is None:
             raise UserError(f"{family.name} reads no [CLS] token: use --pooling mean, last or max")
         loaded = loaded.with_end_token(family.required_tokens)
@@ -151,7 +159,8 @@ class Embedder:
         sizes = tuple(layer.shape[-1] for layer in embedder.all_layers(SHORT_TEXT))
         if transform is not None:
             transform.check_layers(sizes)
-        layers = layers or (transform.layers if transform else "last")
+        if layers is None:
+            layers = transform.layers if transform else "last"
         embedder = replace(embedder, layers=parse_layers(layers, sizes), sizes=sizes)
         if transform is not None:
             transform.check(embedder.pooling, embedder.layers)
@@ -320,24 +329,15 @@ class Embedder:
         return segment_mean(states, owners, texts)
 
 
-def parse_layers(layers: str | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return layer numbers from 0, of "last", "all", "1,-1" or numbers.
+def parse_layers(layers: Layers, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return layer numbers from 0, of "last", "all", "1,-1", a number or numbers.
 
     `sizes` are the sizes of all layers, the input of the first one among them.
     """
     last = len(sizes) - 1
-    if isinstance(layers, str):
-        named = {"last": "-1", "all": ",".join(map(str, range(len(sizes))))}
-        words = named.get(layers, layers).split(",")
-        if not all(word.strip().lstrip("-").isdecimal() for word in words):
-            raise UserError(
-                f"--layers {layers} must be last, all, or numbers such as 1,-1 (0 is the input of "
-                f"the first layer, {last} or -1 the last one)"
-            )
-        numbers = [int(word) for word in words]
-    else:
-        numbers = list(layers)
-    if not numbers or any(not -last - 1 <= n <= last for n in numbers):
+    chosen = layer_numbers(layers)
+    numbers = [*range(len(sizes))] if chosen is None else chosen
+    if any(not -last - 1 <= n <= last for n in numbers):
         given = layers if isinstance(layers, str) else ",".join(map(str, numbers))
         raise UserError(f"--layers {given}: the network has layers 0 to {last}")
     found = tuple(dict.fromkeys(n % (last + 1) for n in numbers))
@@ -355,7 +355,7 @@ def embed(
     texts: Sequence[str],
     *,
     pooling: str | None = None,
-    layers: str | Sequence[int] | None = None,
+    layers: Layers | None = None,
     length: int | None = None,
     standardize: bool = False,
     remove_components: int = 0,
@@ -375,7 +375,8 @@ def embed(
     The model is a run, a model folder, or what `load` returns. Transforms are fitted on the texts
     `fit`, by default the texts themselves, and written to the folder `save_transform`, where
     `force` replaces another; `transform` applies a saved one, whose pooling and layers are then
-    the default. `strict` refuses texts longer than the context, which are cut off otherwise.
+    the default. Texts longer than the context lose their end, with a warning; `strict` refuses
+    them.
     A model that is passed keeps its device and the mode of each module.
     """
     if isinstance(texts, str):
@@ -391,6 +392,7 @@ def embed(
             "fit and save_transform need a transform: add standardize, remove_components, whiten "
             "or flow"
         )
+    check_choices(pooling, layers)
     folder = None if save_transform is None else Path(save_transform)
     if folder is not None and not (force and is_saved_transform(folder)):
         check_new_folder(folder, "choose another save_transform, or replace one with force=True")
@@ -404,15 +406,21 @@ def embed(
             device=device,
             transform=used,
         )
-        vectors = embedder.embed(texts, strict=strict).vectors
+        found = embedder.embed(texts, strict=strict)
+        cut, given = found.truncation(embedder.max_length, "strict=True"), found.vectors
+        if fit is not None:
+            others = embedder.embed(fit, strict=strict)
+            given = others.vectors
+            cut += (f"fit: {n}" for n in others.truncation(embedder.max_length, "strict=True"))
         if spec.names:
-            given = vectors if fit is None else embedder.embed(fit, strict=strict).vectors
             used = VectorTransforms.fit(
                 spec, given, embedder.pooling, embedder.layers, model=embedder.reference
             )
+    if cut:
+        warnings.warn("; ".join(cut), stacklevel=2)
     if used is None:
-        return vectors
-    found = used(vectors)
+        return found.vectors
+    vectors = used(found.vectors)
     if folder is not None:
         used.save(folder, replace=force)
-    return found
+    return vectors

@@ -32,7 +32,8 @@ from kinfolk.tasks.formats.detect import first_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.load import load, restored
-from kinfolk.workflows.vectors.embed import Embedder, Vectors, truncation_note
+from kinfolk.workflows.vectors.choices import Layers, check_choices
+from kinfolk.workflows.vectors.embed import Embedder, LayerVectors, Vectors, truncation_note
 from kinfolk.workflows.vectors.transforms import TransformSpec, VectorTransforms
 
 MAX_TOKENS, MAX_TEXTS = 5000, 20_000  # that are measured
@@ -105,7 +106,7 @@ def isotropy(
     pairs: Sequence[tuple[str, str, float]] = (),
     *,
     pooling: str = "mean",
-    layers: str | Sequence[int] = "last",
+    layers: Layers = "last",
     remove_components: int = 2,
     flow: bool = True,
     length: int | None = None,
@@ -125,6 +126,7 @@ def isotropy(
     """
     if len(texts) < 2:
         raise UserError(f"isotropy needs at least 2 texts (got {len(texts)}): pass more text")
+    check_choices(pooling, layers)
     texts = list(texts)[:MAX_TEXTS]
     scored = [ScoredPair(first, second, float(score)) for first, second, score in pairs]
     if scored and len({pair.score for pair in scored}) < 2:
@@ -153,6 +155,7 @@ def isotropy(
             if found.truncated:
                 cut = truncation_note(found.truncated, len(both), embedder.max_length)
                 notes.append(f"pairs: {cut}")
+        notes += size_notes(own)
         tied, matrices = embedding_isotropy(embedder.network, seed)
     watch("layers")
     measured = [
@@ -185,6 +188,19 @@ def isotropy(
         transforms=tuple(transformed),
         notes=tuple(notes),
     )
+
+
+def size_notes(vectors: LayerVectors) -> list[str]:
+    """Return a sentence where there are too few vectors to fill their space."""
+    size = max(layer.shape[1] for layer in vectors.texts)
+    counts = {"texts": len(vectors.texts[0]), "tokens": len(vectors.tokens[0])}
+    few = [f"{count:,} {name}" for name, count in counts.items() if count <= size]
+    if not few:
+        return []
+    return [
+        f"{' and '.join(few)}, and vectors of {size:,} dimensions: IsoScore, dimensions and the "
+        "spectrum need more vectors than dimensions; give more with --text"
+    ]
 
 
 def measure_layer(

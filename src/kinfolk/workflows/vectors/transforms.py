@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -88,7 +88,7 @@ class VectorTransforms:
     def fit(
         cls,
         spec: TransformSpec,
-        vectors: NDArray[Any],
+        vectors: ArrayLike,
         pooling: str = "mean",
         layers: Sequence[int] = (),
         *,
@@ -96,7 +96,7 @@ class VectorTransforms:
         seed: int = 0,
     ) -> "VectorTransforms":
         """Fit each transform on what those before it return."""
-        x = torch.from_numpy(vectors).double()
+        x = torch.from_numpy(as_vectors(vectors)).double()
         if not bool(x.isfinite().all()):
             raise UserError("the vectors are not finite numbers: the model has diverged")
         steps: list[VectorTransform] = []
@@ -114,7 +114,7 @@ class VectorTransforms:
             add(Whitening.fit(x))
         if spec.flow:
             add(Flow.fit(x, seed=seed))
-        return cls(tuple(steps), pooling, tuple(layers), len(vectors), model)
+        return cls(tuple(steps), pooling, tuple(layers), len(x), model)
 
     @property
     def input_size(self) -> int:
@@ -131,10 +131,10 @@ class VectorTransforms:
         """What the fits found."""
         return [step.summary for step in self.steps if step.summary]
 
-    def __call__(self, vectors: NDArray[Any]) -> NDArray[np.float32]:
+    def __call__(self, vectors: ArrayLike) -> NDArray[np.float32]:
         """Return the transformed vectors."""
-        self.check_size(vectors.shape[1])
-        x = torch.from_numpy(vectors).double()
+        x = torch.from_numpy(as_vectors(vectors)).double()
+        self.check_size(x.shape[1])
         for step in self.steps:
             x = step(x)
         return x.float().numpy()
@@ -253,6 +253,23 @@ class VectorTransforms:
             x = step(x)
         if not bool(x.isfinite().all()):
             raise ValueError("values that are not finite")
+
+
+def as_vectors(values: ArrayLike) -> NDArray[Any]:
+    """Return vectors as an array; refuse what is not one vector of numbers per text."""
+    try:
+        found = np.asarray(values)
+        numbers = found if found.dtype.kind == "f" else found.astype(np.float64)
+    except (ValueError, TypeError):
+        raise UserError(
+            "vectors must be numbers, (texts, size): pass what kinfolk.embed returns"
+        ) from None
+    if numbers.ndim != 2:
+        raise UserError(
+            f"vectors must have two axes, (texts, size), and these have the shape "
+            f"{numbers.shape}: pass what kinfolk.embed returns, of one text vectors[None]"
+        )
+    return numbers
 
 
 def is_saved_transform(folder: Path) -> bool:
