@@ -8,6 +8,7 @@ import torch
 
 from kinfolk.errors import UserError
 from kinfolk.machine import available_memory
+from kinfolk.nn.cpu_products import linear
 from kinfolk.training.device_specs import CPU, DEVICES, DeviceSpec, check_device_name
 
 MATRIX = 1024  # rows and columns of the product that the speed of a CPU is measured by
@@ -75,7 +76,7 @@ def cpu_spec() -> DeviceSpec:
         seconds = []
         for _ in range(PRODUCTS):
             start = time.perf_counter()
-            b @ b
+            linear(b, b)
             seconds.append(time.perf_counter() - start)
         speeds[dtype] = 2 * MATRIX**3 / min(seconds)
     title = f"CPU of this machine, {torch.get_num_threads()} threads"
