@@ -65,7 +65,7 @@ lint: setup-test
 types: setup-test
 	$(BIN)/mypy
 
-# The benchmarks that need no data, on one thread of a CPU: about 15 minutes.
+# The benchmarks that need no data, on one thread of a CPU: 15 to 25 minutes.
 BENCH := OMP_NUM_THREADS=1 $(BIN)/python benchmarks
 
 bench: setup-test
