@@ -31,7 +31,7 @@ from kinfolk.workflows.comparison.compare import (
 from kinfolk.workflows.comparison.data import read_task
 from kinfolk.workflows.comparison.plan import Entrant, Job, Plan
 from kinfolk.workflows.comparison.pool import RaceCallback
-from kinfolk.workflows.comparison.results import learning_rates, measured_spread
+from kinfolk.workflows.comparison.results import learning_rates, measured_spread, unequal_notes
 from kinfolk.workflows.comparison.setup import (
     make_plan,
     processes_of_device,
@@ -206,12 +206,43 @@ def test_runs_read_as_many_tokens_within_two_percent(result: RaceResult) -> None
     assert f"The runs read {least:,.0f} to {most:,.0f} tokens: " in page
 
 
+def test_runs_with_rows_of_random_length_read_as_many_tokens(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """ULMFiT's BPTT with three seeds, whose batches differ; the plan has the steps of each."""
+    chosen = {**SMALL, "tokens": 10_000, "seeds": 3, "samples": 0, "baselines": False}
+    found = compare(["gpt2/nano", "ulmfit/nano"], inputs[0], tmp_path / "race", **chosen)
+    measured = found.race["budget"]["measured"]
+    assert measured["spread"] <= 0.02
+    assert measured["spread"] == pytest.approx(found.race["budget"]["spread"], abs=0.01)
+    plan = Plan.read(found.path / "plan.json")
+    planned = plan.entrant_of["ulmfit/nano"]
+    assert len({*planned.seed_steps}) > 1 and not plan.entrant_of["gpt2/nano"].seed_steps
+    for seed, steps in enumerate(planned.seed_steps):
+        run = found.path / "runs" / "ulmfit-nano" / f"seed-{seed}"
+        assert len((run / "log.jsonl").read_text().splitlines()) == steps
+        assert Recipe.read(run / "recipe.json").train.steps == steps
+    (row,) = (row for row in found.race["entrants"] if row["name"] == "ulmfit/nano")
+    assert row["cost"]["steps_range"] == [min(planned.seed_steps), max(planned.seed_steps)]
+
+
+def test_runs_that_are_too_far_apart_are_said_to_be(result: RaceResult) -> None:
+    assert not unequal_notes({"unit": "tokens", "low": 294_000, "high": 300_000, "spread": 0.02})
+    (note,) = unequal_notes({"unit": "tokens", "low": 298_834, "high": 308_160, "spread": 0.031})
+    assert note == (
+        "The runs read 298,834 to 308,160 tokens: 3.1\u00a0% of the budget apart, which is more "
+        "than the 2\u00a0% that equal budgets allow: differences between entrants may come from "
+        "that."
+    )
+    assert not [note for note in result.race["notes"] if "budget apart" in note]
+
+
 def test_runs_do_as_many_flops_within_two_percent(
     inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Counted on every batch of a seed that the plan has not read, as many as the log has steps."""
     chosen = {**SMALL, "tokens": None, "flops": 6e9, "samples": 0, "baselines": False}
-    entrants = ["gpt2/nano", "bert/nano", "electra/nano", "t5/nano"]
+    entrants = ["gpt2/nano", "bert/nano", "electra/nano", "t5/nano", "ulmfit/nano"]
     found = compare(entrants, inputs[0], tmp_path / "race", **chosen)
     done = {}
     for name in entrants:

@@ -306,6 +306,7 @@ def short(value: float) -> str:
 
 # Columns that have the smallest and the largest of an entrant's seeds: title, key, format.
 RANGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("steps by seed", "steps_range", lambda value: f"{value:,.0f}"),
     ("tokens by seed", "tokens_range", lambda value: f"{value:,.0f}"),
     ("time by seed", "seconds_range", duration),
 )

@@ -13,7 +13,9 @@ import numpy as np
 from kinfolk.files import new_file
 from kinfolk.metrics.verdicts import join_words
 from kinfolk.reports.page import write
+from kinfolk.reports.race_cards import measured_words
 from kinfolk.reports.race_page import render
+from kinfolk.workflows.comparison.budget import TOLERANCE
 from kinfolk.workflows.comparison.jobs import read_result
 from kinfolk.workflows.comparison.plan import (
     ALL_LABELS,
@@ -48,6 +50,7 @@ SAMPLE_METRICS = (
 # Fields of an objective that say nothing about what is predicted, or are the same for all.
 SHARED_FIELDS = ("type", "special_tokens", "vocab_size", "max_length")
 RATE_SETTINGS = ("train.lr=", "train.matrix_lr=", "train.optimizer=")
+ROUNDING = 1e-9  # of a share
 # What a budget limits, and the cost of a run that says how much of it was spent.
 SPENT = {"minutes": "seconds", "flops": "flops", "tokens": "tokens"}
 
@@ -58,6 +61,7 @@ def build_race(race: Path, plan: Plan) -> Json:
     complete = all(result is not None for result in all_results.values())
     failures = {n: r["failed"] for n, r in all_results.items() if r is not None and r["failed"]}
     results = {n: r for n, r in all_results.items() if r is not None and not r["failed"]}
+    measured = measured_spread(plan, results)
     likelihood = likelihood_table(plan, results)
     tables = [task_table(race, plan, task, results, failures) for task in plan.tasks]
     sentences = [s for _, first, _ in tables for s in first] + likelihood["verdicts"]
@@ -70,7 +74,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "command": command_line(plan),
         "machine": plan.machine,
         "corpus": plan.corpus,
-        "budget": {**plan.budget, "measured": measured_spread(plan, results)},
+        "budget": {**plan.budget, "measured": measured},
         "learning_rates": learning_rates(plan),
         "seeds": plan.options.seeds,
         "entrants": [entrant_row(plan, e, results, failures) for e in plan.entrants],
@@ -80,7 +84,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "samples": sample_rows(plan, results),
         "not_sampled": not_sampled(plan, failures),
         "verdicts": sentences,
-        "notes": [*plan.notes, *failure_notes(plan, failures)],
+        "notes": [*unequal_notes(measured), *plan.notes, *failure_notes(plan, failures)],
     }
 
 
@@ -221,6 +225,7 @@ def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
 
     return {
         **{name: mean(name) for name in names},
+        "steps_range": ends("steps"),
         "seconds_range": ends("seconds"),
         "tokens_range": ends("tokens"),
         "search_seconds": search_seconds or None,
@@ -246,6 +251,17 @@ def measured_spread(plan: Plan, results: Results) -> Json | None:
     low, high = min(spent), max(spent)
     budget = 60 * amount if kind == "minutes" else amount
     return {"unit": SPENT[kind], "low": low, "high": high, "spread": (high - low) / budget}
+
+
+def unequal_notes(measured: Json | None) -> list[str]:
+    """Say that runs are farther apart than a budget promises; nothing where they are not."""
+    if measured is None or measured["spread"] <= TOLERANCE + ROUNDING:
+        return []
+    return [
+        f"{measured_words(measured).removesuffix('.')}, which is more than the "
+        f"{100 * TOLERANCE:.0f}\u00a0% that equal budgets allow: differences between entrants may "
+        "come from that."
+    ]
 
 
 # Probes and samples

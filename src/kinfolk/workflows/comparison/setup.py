@@ -26,10 +26,12 @@ from kinfolk.workflows.comparison.budget import (
     TIMED_SHARE,
     Budget,
     Cost,
-    budget_spread,
+    RunSteps,
     budget_steps,
     describe,
     measure_costs,
+    run_steps,
+    spread_of,
 )
 from kinfolk.workflows.comparison.data import TextSource, make_corpus, tokenizer_key
 from kinfolk.workflows.comparison.plan import (
@@ -306,16 +308,25 @@ def share_budget(
     timing = TIMED_SHARE * budget.per_run * options.seeds if budget.kind == "minutes" else None
     costs = measure_costs(recipes, timing=timing, processes=processes)
     steps = budget_steps(budget, costs, search=options.search)
-    spread = budget_spread(budget, costs, steps)
+    runs = {
+        name: run_steps(
+            budget,
+            recipes[name],
+            cost,
+            steps[name],
+            search=options.search,
+            seeds=options.seeds,
+        )
+        for name, cost in costs.items()
+    }
+    spread = spread_of([spent for found in runs.values() for spent in found.spent], budget)
     shared = []
     for entrant in entrants:
         if entrant.name not in costs:
             shared.append(entrant)
             continue
         cost = with_guessed_seconds(costs[entrant.name], options.device, threads)
-        shared.append(
-            with_steps(entrant, recipes[entrant.name], steps[entrant.name], cost, options)
-        )
+        shared.append(with_steps(entrant, recipes[entrant.name], runs[entrant.name], cost, options))
     return shared, spread
 
 
@@ -334,30 +345,28 @@ def with_guessed_seconds(cost: Cost, device: str, threads: int) -> Cost:
 
 
 def with_steps(
-    entrant: PlannedEntrant, recipe: Recipe, steps: int, cost: Cost, options: RaceOptions
+    entrant: PlannedEntrant, recipe: Recipe, runs: RunSteps, cost: Cost, options: RaceOptions
 ) -> PlannedEntrant:
-    """Scale the schedule of an entrant to its steps; a search has a share of them."""
+    """Scale the schedule of an entrant to the steps of its first seed."""
     rates: tuple[float, ...] = ()
-    search_steps = 0
     if options.search:
         middle = (options.search - 1) / 2
         rates = tuple(
             float(f"{recipe.train.lr * RATE_FACTOR ** (n - middle):.3g}")
             for n in range(options.search)
         )
-        search_steps = max(1, round(steps * SEARCH_SHARE / options.search))
-        steps -= search_steps * options.search
-    train = scaled(recipe.train, steps, own_warmup=sets_warmup(entrant))
+    train = scaled(recipe.train, runs.seeds[0], own_warmup=sets_warmup(entrant))
     if options.budget_kind == "minutes":  # the steps are a first estimate
         share = 1 - SEARCH_SHARE if rates else 1.0
         train = replace(train, minutes=options.budget_amount * share)
     return replace(
         entrant,
         recipe=to_json(replace(recipe, train=train)),
-        steps=steps,
+        steps=runs.seeds[0],
+        seed_steps=runs.seeds if len({*runs.seeds}) > 1 else (),
         cost=dataclasses.asdict(cost),
         rates=rates,
-        search_steps=search_steps,
+        search_steps=runs.search,
     )
 
 
