@@ -134,7 +134,7 @@ def written(*differences: Difference, unit: str = "points", **options: object) -
             difference("a", "b", 0.003, 0.011),
             {},
             "no difference shown between a and b on triage.tsv (difference 0.3 points, "
-            "95 % interval -0.8 to 1.4, 3 seeds)",
+            "95 % interval −0.8 to 1.4, 3 seeds)",
         ),
         (
             difference("a", "b", 0.021, 0.012, seeds=1, rows_only=True),
@@ -257,9 +257,9 @@ def test_entrants_ahead_of_the_same_others_share_a_sentence() -> None:
         "a and b are ahead of c and d on triage.tsv by 5.0 points (95 % interval of a over "
         "c, the closest to 0: 3.0 to 7.0, 3 seeds)",
         "no difference shown between a and b on triage.tsv (difference 1.0 points, 95 % interval "
-        "-1.0 to 3.0, 3 seeds)",
+        "−1.0 to 3.0, 3 seeds)",
         "no difference shown between c and d on triage.tsv (difference 1.0 points, 95 % interval "
-        "-1.0 to 3.0, 3 seeds)",
+        "−1.0 to 3.0, 3 seeds)",
     ]
 
 
@@ -277,11 +277,11 @@ def test_a_baseline_is_named_where_it_beats_or_equals_entrants() -> None:
     found = written(*table_of("tab", ["ta"]), baselines=["t"])
     assert found == [
         "no difference shown between a and b on triage.tsv (difference 1.0 points, 95 % interval "
-        "-1.0 to 3.0, 3 seeds)",
+        "−1.0 to 3.0, 3 seeds)",
         "the baseline t is ahead of a on triage.tsv by 5.0 points (95 % interval 3.0 to 7.0, "
         "3 seeds)",
         "no difference shown between the baseline t and b on triage.tsv (difference 1.0 points, "
-        "95 % interval -1.0 to 3.0, 3 seeds)",
+        "95 % interval −1.0 to 3.0, 3 seeds)",
     ]
     found = written(*table_of("tabc", []), baselines=["t"])
     assert found[1] == (

@@ -93,7 +93,7 @@ def format_alike(values: Sequence[float], unit: str) -> list[str]:
     decimals = DECIMALS.get(unit, 2)
     while decimals < MAX_DECIMALS and any(v and not round(v, decimals) for v in values):
         decimals += 1
-    return [f"{round(v, decimals) + 0.0:.{decimals}f}" for v in values]
+    return [f"{round(v, decimals) + 0.0:.{decimals}f}".replace("-", "−") for v in values]
 
 
 def unit_of(metric: Metric) -> tuple[str, float]:

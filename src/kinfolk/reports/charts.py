@@ -331,7 +331,8 @@ def number(value: float, digits: int) -> str:
     """Write a number for the table."""
     if not math.isfinite(value):
         return "–"
-    return f"{value:,.{digits}f}" if abs(value) < 1e6 else compact_number(value)
+    text = f"{value:,.{digits}f}" if abs(value) < 1e6 else compact_number(value)
+    return text.replace("-", "−")
 
 
 def compact_number(value: float) -> str:

@@ -19,6 +19,8 @@ from kinfolk.data.documents import DocumentUnit, ReadOptions, read_documents
 from kinfolk.data.files import find_files
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
+from kinfolk.reports.page import plural
+from kinfolk.reports.race_tables import byte_count
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.claims.catalog import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
 from kinfolk.workflows.claims.files import (
@@ -30,6 +32,7 @@ from kinfolk.workflows.claims.files import (
 from kinfolk.workflows.claims.scores import Effect, claim_effects
 from kinfolk.workflows.comparison.compare import (
     OPTIONS_FILE,
+    PLAN_FILE,
     RESULT_FILE,
     check_document_unit,
     race_options,
@@ -37,7 +40,7 @@ from kinfolk.workflows.comparison.compare import (
     start_race,
 )
 from kinfolk.workflows.comparison.data import read_task
-from kinfolk.workflows.comparison.plan import RaceOptions
+from kinfolk.workflows.comparison.plan import Plan, RaceOptions
 from kinfolk.workflows.comparison.pool import RaceCallback
 from kinfolk.workflows.folders import check_in_folder
 
@@ -186,8 +189,16 @@ def read_claim(claim: Claim, settings: ClaimsSettings, out: Path) -> ClaimResult
     effects = claim_effects(claim, races)
     verdict = joint_verdict(effects)
     folders = [str(race.relative_to(out)) for race in races.values()]
+    corpus = Plan.read([*races.values()][-1] / PLAN_FILE).corpus
     own, words = ClaimsSettings.read(out / claim.name), verdict_words(verdict, effects)
-    return result_of(claim, own, effects, verdict, words, folders)
+    return replace(result_of(claim, own, effects, verdict, words, folders), text=text_words(corpus))
+
+
+def text_words(corpus: Mapping[str, Any]) -> str:
+    """Return how much text the entrants of a claim read, and how much was held out."""
+    trained, held_out = byte_count(corpus["bytes"]), byte_count(corpus["held_out_bytes"])
+    documents = plural(corpus["documents"], "document")
+    return f"{trained} of text for training ({documents}), {held_out} held out"
 
 
 def claim_options(
