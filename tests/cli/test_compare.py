@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kinfolk.cli import main
-from kinfolk.cli.compare import show_race
+from kinfolk.cli.compare import show_race, terminal_progress
+from kinfolk.workflows.comparison.plan import Job
 from support.runs import text
 
 SMALL = ["--tokens", "4000", "--length", "16", "--batch-size", "4", "--device", "cpu"]
@@ -77,6 +79,56 @@ def test_the_plan_is_printed_and_nothing_is_written(
     assert "ngram/tiny is left out: ngram models cannot be fine-tuned" in " ".join(shown.split())
     assert "classify " in shown and "2 classes; " in " ".join(shown.split())
     assert "estimate" in shown and not out.exists()
+
+
+def test_the_plan_times_real_steps(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The seconds of a step were FLOPs divided by a constant, and called measured."""
+    timed = []
+
+    def quick_seconds(recipe: Any, seconds: float) -> float | None:
+        timed.append((recipe.name, seconds))
+        return None if len(timed) > 1 else 1.2345
+
+    monkeypatch.setattr("kinfolk.workflows.comparison.setup.quick_seconds", quick_seconds)
+    options = ("--corpus", corpus, *SMALL, "--plan")
+    assert run(monkeypatch, "gpt2/nano", "ngram", *options) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert [name for name, _ in timed] == ["gpt2/nano"] and timed[0][1] <= 1
+    assert "1.2345" in shown and "guessed" not in shown
+    assert "pretraining from a few steps of each entrant, other jobs a guess" in shown
+    assert run(monkeypatch, "gpt2/nano", *options) == 0  # without the memory for it
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "guessed seconds a step" in shown and "pretraining from FLOPs" in shown
+
+
+def test_the_time_left_follows_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("kinfolk.cli.compare.time.monotonic", lambda: now[0])
+    jobs = [
+        Job("b", "baseline", "g", "TF-IDF", seconds=1),
+        Job("p0", "pretrain", "g", "gpt2", seconds=10),
+        Job("p1", "pretrain", "h", "gpt2", seconds=10),
+        Job("q", "pretrain", "k", "bert", seconds=10),
+        Job("f", "finetune", "h", "gpt2", seconds=20),
+    ]
+    progress = terminal_progress()
+    progress.on_earlier(jobs[0], 0.0)
+    progress.on_earlier(jobs[1], 50.0)  # five times as long as guessed
+    progress.on_plan(SimpleNamespace(jobs=jobs), jobs[2:])
+    assert "5 jobs, 2 of them done, about 3m20s" in capfd.readouterr().err
+    progress.on_start(jobs[2])
+    progress.on_progress(jobs[2], 0.5)  # it is resumed
+    now[0] += 40
+    progress.on_progress(jobs[2], 0.75)
+    assert "75%; about 3m10s left" in capfd.readouterr().err  # 40 s of this one
+    progress.on_done(jobs[2], 80.0, None)
+    # gpt2 took 130 s in place of 20, and so will its fine-tuning and others.
+    assert "about 3m15s left" in capfd.readouterr().err
+    assert progress.earlier == 50
 
 
 @pytest.mark.parametrize(

@@ -403,6 +403,20 @@ def test_flops_are_counted_on_the_cpu_where_the_device_has_too_little_memory(
     assert len(calls) == 2
 
 
+def test_a_few_steps_are_timed_for_an_estimate(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([9.0, 0.5, 0.2, 0.3, 9.0, 0.5, 0.7, 9.0])
+    monkeypatch.setattr(step_timing.TimedRun, "seconds_per_step", lambda run, steps: next(seconds))
+    chosen = entrant(home.corpus, "gpt2")
+    assert step_timing.quick_seconds(chosen, 0.9) == 0.3  # three after the first
+    assert step_timing.quick_seconds(chosen, 0.0) == 0.6  # two at least
+
+    def full(run: step_timing.TimedRun, steps: int) -> float:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(step_timing.TimedRun, "seconds_per_step", full)
+    assert step_timing.quick_seconds(chosen, 1.0) is None
+
+
 def test_more_than_eight_runs_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo import config
 

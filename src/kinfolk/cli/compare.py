@@ -44,6 +44,8 @@ RUNTIME = "Runtime"
 MAX_ROWS = 2**24
 MAX_SENTENCES = 20  # of the verdict on the terminal; race.json has all
 SECONDS_BETWEEN_LINES = 30.0  # about a job that runs
+MIN_SHARE = 0.05  # of a job that tells how long the rest of it takes
+TRAININGS = ("search", "pretrain", "finetune")  # kinds of jobs
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,9 @@ def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:
         print_json(result.race)
         return
     show_race(result.race)
-    print_line(f"\ndone in {duration(time.monotonic() - began)}")
+    earlier = f"; jobs of earlier starts took {duration(progress.earlier)}"
+    took = duration(time.monotonic() - began)
+    print_line(f"\ndone in {took}{earlier if progress.earlier else ''}")
     print_line(f"page:   {out / 'race.html'}")
 
 
@@ -230,12 +234,20 @@ def terminal_progress() -> Any:
         def __init__(self) -> None:
             self._left: dict[str, Job] = {}
             self._done = self._total = 0
-            self._spent: dict[str, float] = defaultdict(float)  # seconds by kind
-            self._guessed: dict[str, float] = defaultdict(float)
+            # Seconds of jobs, by kind and entrant, by kind, and of all trainings.
+            self._spent: dict[Any, float] = defaultdict(float)
+            self._guessed: dict[Any, float] = defaultdict(float)
+            # When jobs began, the share that was done when that was first known, and now.
+            self._running: dict[str, tuple[float, float | None, float]] = {}
             self._shown = time.monotonic()
+            self.earlier = 0.0  # seconds of the jobs that earlier starts did
 
         def on_message(self, message: str) -> None:
             note(message)
+
+        def on_earlier(self, job: "Job", seconds: float) -> None:
+            self.earlier += seconds
+            self._learn(job, seconds)
 
         def on_plan(self, plan: "Plan", waiting: Sequence["Job"]) -> None:
             self._left = {job.name: job for job in waiting}
@@ -246,28 +258,62 @@ def terminal_progress() -> Any:
 
         def on_start(self, job: "Job") -> None:
             self._shown = time.monotonic()
+            self._running[job.name] = self._shown, None, 0.0
 
         def on_progress(self, job: "Job", share: float) -> None:
             now = time.monotonic()
+            began, first, _ = self._running.get(job.name, (now, None, 0.0))
+            if first is None:  # a job that is resumed begins in its middle
+                began, first = now, share
+            self._running[job.name] = began, first, share
             if now - self._shown >= SECONDS_BETWEEN_LINES:
                 self._shown = now
-                note(f"  {describe_job(job)}: {share:.0%}")
+                rest = duration(self._rest())
+                note(f"  {describe_job(job)}: {share:.0%}; about {rest} left")
 
         def on_done(self, job: "Job", seconds: float, failed: str | None) -> None:
             self._done += 1
             self._left.pop(job.name, None)
-            self._spent[job.kind] += seconds
-            self._guessed[job.kind] += job.seconds
+            self._running.pop(job.name, None)
+            self._learn(job, seconds)
             rest = duration(self._rest())
             end = f"left out: {failed}" if failed else duration(seconds)
             note(f"[{self._done}/{self._total}] {describe_job(job)}: {end}; about {rest} left")
 
         def _rest(self) -> float:
-            """Estimate the seconds left; kinds of jobs that were done correct the guesses."""
-            pace = {kind: self._spent[kind] / guess for kind, guess in self._guessed.items()}
-            return sum(pace.get(job.kind, 1.0) * job.seconds for job in self._left.values())
+            """Estimate the seconds left; jobs that were done correct the guesses of others."""
+            return sum(self._rest_of(job) for job in self._left.values())
+
+        def _learn(self, job: "Job", seconds: float) -> None:
+            """Keep how long a job took beside what was guessed."""
+            for key in keys_of(job):
+                self._spent[key] += seconds
+                self._guessed[key] += job.seconds
+
+        def _rest_of(self, job: "Job") -> float:
+            """Estimate the seconds left of a job, one that runs by the share that is done."""
+            guess = job.seconds
+            for key in keys_of(job, looked_up=True):
+                if self._guessed[key]:
+                    guess *= self._spent[key] / self._guessed[key]
+                    break
+            if job.name not in self._running:
+                return guess
+            began, first, share = self._running[job.name]
+            elapsed = time.monotonic() - began
+            if first is not None and share - first >= MIN_SHARE:
+                return elapsed * (1 - share) / (share - first)
+            return max(0.0, guess - elapsed)
 
     return TerminalProgress()
+
+
+def keys_of(job: "Job", *, looked_up: bool = False) -> list[Any]:
+    """Return what a job tells about the pace of others, and whose pace tells about it."""
+    is_training = job.kind in TRAININGS
+    # A baseline without a network takes no time, and says nothing about one.
+    general = [TRAININGS] if is_training or (looked_up and job.kind != "baseline") else []
+    return [(job.kind, job.entrant), job.kind, *general]
 
 
 def describe_job(job: "Job") -> str:
@@ -281,12 +327,15 @@ def describe_job(job: "Job") -> str:
 
 def show_plan(plan: "Plan") -> None:
     """Print the plan: what each entrant does, the tasks, and the time."""
-    rows = table("entrant", "objective", *numbers("parameters", "steps", "seconds a step"))
+    timed = plan.budget.get("timed")
+    seconds_title = "seconds a step" if timed else "guessed seconds a step"
+    rows = table("entrant", "objective", *numbers("parameters", "steps", seconds_title))
     for entrant in plan.entrants:
         seconds = f"{entrant.cost['seconds']:.4f}" if entrant.cost else ""
         shown = entrant.left_out or entrant.objective or ("baseline" if entrant.baseline else "-")
         count = f"{entrant.parameters:,}" if entrant.parameters else ""
-        steps = f"{entrant.steps:,}" if entrant.steps else ""
+        ends = dict.fromkeys(f"{of([entrant.steps, *entrant.seed_steps]):,}" for of in (min, max))
+        steps = " to ".join(ends) if entrant.steps else ""
         rows.add_row(escape(visible(entrant.name)), escape(visible(shown)), count, steps, seconds)
     print_table(rows)
     counts: dict[str, int] = {}
@@ -301,7 +350,10 @@ def show_plan(plan: "Plan") -> None:
         for name, reason in task.left_out.items()
     ]
     total = sum(job.seconds for job in plan.jobs)
-    print_facts([*facts, ("jobs", jobs), ("estimate", f"about {duration(total)}")])
+    how = "from a few steps of each entrant" if timed else "from FLOPs: no step was timed"
+    estimate = f"about {duration(total)}: pretraining {how}, other jobs a guess"
+    facts += [("jobs", jobs), ("estimate", estimate)]
+    print_facts(facts)
 
 
 def task_words(task: "PlannedTask") -> str:
