@@ -20,6 +20,7 @@ from support.runs import text
 SMALL = ["--tokens", "4000", "--length", "16", "--batch-size", "4", "--device", "cpu"]
 TIMES = {
     *("seconds", "seconds_range", "tokens_per_second", "peak_bytes", "joules"),
+    "tokens_per_second_range",
     *("created", "total_seconds", "measured"),
 }
 

@@ -470,6 +470,16 @@ def test_speed_in_tokens_is_compared_where_tokens_are_the_same() -> None:
     assert "<h3>Fastest</h3>" not in render(found)
 
 
+def test_no_entrant_is_the_fastest_where_the_seeds_overlap() -> None:
+    found = race()
+    running = [one for one in found["entrants"] if one.get("cost")]
+    slow, fast = sorted(running, key=lambda one: one["cost"]["tokens_per_second"])[-2:]
+    said = Page(render(found)).said
+    assert f"Fastest {fast['name']} " in said
+    slow["cost"]["tokens_per_second_range"][1] = fast["cost"]["tokens_per_second_range"][0]
+    assert "<h3>Fastest</h3>" not in render(found)
+
+
 def test_rendering_changes_nothing_in_the_race() -> None:
     found = race()
     before = copy.deepcopy(found)

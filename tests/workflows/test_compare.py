@@ -60,6 +60,7 @@ BERT = "bert/nano (objective=mlm, task.dropout=0.1)"
 # Values that depend on time, memory or the present date.
 TIMES = {
     *("seconds", "seconds_range", "tokens_per_second", "peak_bytes", "joules"),
+    "tokens_per_second_range",
     *("created", "total_seconds", "measured"),
 }
 
@@ -675,7 +676,12 @@ def test_the_seconds_of_runs_are_those_of_their_steps(result: RaceResult) -> Non
         seconds = [sum(json.loads(line)["seconds"] for line in lines) for lines in logs]
         assert len(seconds) == 2
         assert entrant["cost"]["seconds"] == pytest.approx(sum(seconds) / 2)
-        assert entrant["cost"]["seconds_range"] == pytest.approx([min(seconds), max(seconds)])
+        cost = entrant["cost"]
+        assert cost["seconds_range"] == pytest.approx([min(seconds), max(seconds)])
+        # It was the mean of the median speed of the steps, six times what tokens and time gave.
+        assert cost["tokens_per_second"] == pytest.approx(cost["tokens"] / cost["seconds"])
+        low, high = cost["tokens_per_second_range"]
+        assert low <= cost["tokens_per_second"] <= high
 
 
 def test_the_measured_spread_of_a_budget_in_minutes_is_that_of_all_runs() -> None:

@@ -1,5 +1,6 @@
 """The top of the race page: the verdict in words, and what each table says at a glance."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,7 +132,10 @@ def measured_words(measured: Json) -> str:
 
 
 def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list[Card]:
-    """Say which entrant read the most tokens in a second, where all have the same tokens."""
+    """Say which entrant read the most tokens in a second, where all have the same tokens.
+
+    Its slowest seed must be faster than the fastest of all others: a machine may be busy.
+    """
     if len({one.get("corpus") for one in running if not one.get("baseline")}) > 1:
         return []
     speeds = {
@@ -142,6 +146,12 @@ def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list
     if len(speeds) < 2:
         return []
     fastest, slowest = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
+    ranges = {
+        one["name"]: (one.get("cost") or {}).get("tokens_per_second_range") or (0, math.inf)
+        for one in running
+    }
+    if any(ranges[fastest][0] <= ranges[name][1] for name in speeds if name != fastest):
+        return []
     ratio = speeds[fastest] / speeds[slowest]
     asides = [f"{ratio:.1f} times the speed of {slowest}, the slowest."] if ratio >= 1.05 else []
     unit = f"{short(speeds[fastest])} tokens per second in training"

@@ -47,8 +47,9 @@ TRADEOFF_HINT = (
 )
 
 COST_HINT = (
-    "Of pretraining one seed. FLOPs: forward and backward passes, without the optimizer. A bar is "
-    "the share of the largest number in its column."
+    "Of pretraining one seed. FLOPs: forward and backward passes, without the optimizer. Time: "
+    "that of the steps, from reading a batch to the update of the weights, without evaluations; "
+    "tokens/s are tokens by that time. A bar is the share of the largest number in its column."
 )
 
 

@@ -216,7 +216,9 @@ def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
         known = [run[name] for run in runs if run.get(name) is not None]
         return float(np.mean(known)) if known else None
 
-    names = ("tokens", "flops", "seconds", "joules", "tokens_per_second")
+    names = ("tokens", "flops", "seconds", "joules")
+    timed = [run for run in runs if run.get("tokens") and run.get("seconds")]
+    speeds = [run["tokens"] / run["seconds"] for run in timed]
     peak = max((run["peak_bytes"] or 0 for run in runs), default=0)
 
     def ends(name: str) -> list[float] | None:
@@ -225,6 +227,11 @@ def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
 
     return {
         **{name: mean(name) for name in names},
+        # Of all seeds together, so that it is the mean tokens by the mean seconds.
+        "tokens_per_second": sum(r["tokens"] for r in timed) / sum(r["seconds"] for r in timed)
+        if timed
+        else None,
+        "tokens_per_second_range": [min(speeds), max(speeds)] if timed else None,
         "steps_range": ends("steps"),
         "seconds_range": ends("seconds"),
         "tokens_range": ends("tokens"),

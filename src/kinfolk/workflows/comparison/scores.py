@@ -60,7 +60,6 @@ def run_facts(run: Path, entrant: PlannedEntrant) -> dict[str, Any]:
         "seconds": elapsed[-1],
         "tokens": tokens,
         "flops": run_flops(entrant, steps=len(lines), tokens=tokens),
-        "tokens_per_second": log.speed(run),
         "curve": {
             "steps": [lines[n]["step"] for n in shown],
             "seconds": [elapsed[n] for n in shown],
