@@ -175,11 +175,12 @@ def test_scores_that_are_not_comparable_stand_in_tables_of_their_own(
 ) -> None:
     token, span = "pseudo-likelihood, each token", "pseudo-likelihood, each span"
     rows = [
-        score("bert", 1.1, "pseudo-likelihood", token, "tokens of bpe"),
+        {**score("bert", 1.1, "pseudo-likelihood", token, "tokens of bpe"), "unigram": 3.0},
         score("gpt2", 2.5, "likelihood", "likelihood, left to right", "text"),
         score("roberta", 1.0, "pseudo-likelihood", token, "tokens of bpe"),
         score("bytes", 0.9, "pseudo-likelihood", token, "tokens of byte"),
         score("t5", 0.8, "pseudo-likelihood", span, "tokens of bpe, spans of 3 tokens"),
+        score("unigram", 3.0, "baseline", "likelihood of counts", "text"),
         score("5-gram", 2.0, "baseline", "likelihood of counts", "text"),
         score("ngram", 2.2, "likelihood", "likelihood, left to right", "text"),
     ]
@@ -198,7 +199,12 @@ def test_scores_that_are_not_comparable_stand_in_tables_of_their_own(
         [word for word in table.split(" kind ")[1].split() if word in {r["entrant"] for r in rows}]
         for table in tables
     ]
-    assert order == [["5-gram", "ngram", "gpt2"], ["t5"], ["roberta", "bert"], ["bytes"]]
+    assert order == [
+        ["5-gram", "ngram", "gpt2", "unigram"],
+        ["t5"],
+        ["roberta", "bert", "unigram"],
+        ["bytes"],
+    ]
     assert "2.000 1.900 to 2.100 baseline" in tables[0]
     assert "1.000 0.900 to 1.100 pseudo-likelihood" in tables[2]
     assert "- 1 more sentence is in race.json" in shown

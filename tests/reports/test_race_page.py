@@ -222,6 +222,28 @@ def test_pseudo_likelihoods_of_two_methods_share_no_chart() -> None:
     assert intervals == [{"bert/tiny", "albert/tiny"}, {"t5/tiny"}]
 
 
+def test_a_pseudo_likelihood_stands_beside_the_unigram_model_of_its_tokens() -> None:
+    found = race(["gpt2/tiny", "bert/tiny", "albert/tiny"], tasks=())
+    unigram = {"entrant": "unigram", "kind": "baseline", "words": "counts", "mean": 3.747}
+    unigram |= {"low": 3.7, "high": 3.8, "seeds": [3.747], "fixed": True, "units": "text"}
+    found["likelihood"]["rows"].append(unigram)
+    for row in found["likelihood"]["rows"]:
+        if row["entrant"] == "bert/tiny":
+            row |= {"unigram": 3.747, "units": "tokens of corpus"}
+    page = Page(render(found))
+    charts = [json.loads(t) for tag, t in page.texts if tag == "script" and '"kind"' in t[:9]]
+    lines = {
+        frozenset(row["name"] for row in chart["rows"]): chart["lines"]
+        for chart in charts
+        if chart["kind"] == "interval"
+    }
+    line = [{"name": "unigram", "value": 3.747}]
+    assert lines[frozenset({"bert/tiny"})] == line
+    assert lines[frozenset({"albert/tiny"})] == []  # of other tokens
+    part = page.said.split("Pseudo-likelihood, each token from all others")[1]
+    assert "unigram 3.747" in part.split("Pseudo-likelihood")[0]
+
+
 def learning_panels(found: dict[str, Any]) -> dict[str, set[str]]:
     """Return the titles of the learning section, and whose curves each panel has."""
     text = render(found).split('id="learning"')[1].split("</section>")[0]

@@ -141,7 +141,7 @@ def quickstart_page() -> str:
             panels=panels,
             scores=scores,
             baselines=[
-                run_page.Baseline("unigram entropy", 5.1, 3.74),
+                run_page.Baseline("unigram entropy", 5.1, 3.74, is_unigram=True),
                 run_page.Baseline("3-gram, Kneser-Ney", 3.2, 2.35),
             ],
             samples=[

@@ -17,6 +17,7 @@ import kinfolk
 from kinfolk import UserError
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import train_tokenizer
+from kinfolk.metrics.comparison import Interval
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.comparison.budget import Cost, batch_flops
@@ -38,6 +39,7 @@ from kinfolk.workflows.comparison.setup import (
     scaled,
     with_guessed_seconds,
 )
+from kinfolk.workflows.comparison.tables import unigram_sentences
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe
 from support.runs import text
@@ -176,6 +178,32 @@ def test_pseudo_likelihoods_are_not_compared_with_likelihoods(result: RaceResult
         assert (kinds[pair["first"]] == "pseudo-likelihood") == (
             kinds[pair["second"]] == "pseudo-likelihood"
         )
+
+
+def test_an_encoder_that_is_no_better_than_counting_words_is_said_to_be(
+    result: RaceResult,
+) -> None:
+    """BERT of 60 steps, beside the unigram model of the same tokens."""
+    rows = {row["entrant"]: row for row in result.race["likelihood"]["rows"]}
+    unigram = rows["unigram"]["mean"]
+    assert rows[BERT]["unigram"] == unigram
+    assert "unigram" not in rows["<b>gpt</b>"] and "unigram" not in rows["unigram"]
+    where = "on the held-out text (pseudo-likelihood, each token from all others)"
+    assert [*unigram_sentences({"a": interval(unigram, 4.0)}, unigram, "t")] == [
+        f"a ({unigram:.3f}) is not better than counting words ({unigram:.3f}) on t"
+    ]
+    both = {"a": interval(2.0, 2.2), "b": interval(2.05, 2.3), "c": interval(1.9, 2.05)}
+    assert [*unigram_sentences(both, 2.1, "t")] == [
+        "a (2.000) and b (2.050) are not shown to be better than counting words (2.100) on t"
+    ]
+    sentence = f"is not better than counting words ({unigram:.3f}) {where}"
+    said = any(sentence in verdict for verdict in result.race["verdicts"])
+    assert said == (rows[BERT]["mean"] >= unigram)
+
+
+def interval(value: float, high: float) -> Interval:
+    """Return a score with the upper end of its interval."""
+    return Interval(value, 0.0, high, (value,))
 
 
 def test_runs_read_as_many_tokens_within_two_percent(result: RaceResult) -> None:

@@ -391,7 +391,11 @@ def show_text(likelihood: Mapping[str, Any]) -> None:
     for row in likelihood["rows"]:
         is_pseudo = row["kind"] == "pseudo-likelihood"
         comparable[(row["words"], row.get("units", "")) if is_pseudo else ("", "")].append(row)
+    unigrams = [row for row in likelihood["rows"] if row["kind"] == "baseline"]
     for (method, units), found in sorted(comparable.items()):
+        if method:  # a model without context has the same pseudo-likelihood as likelihood
+            levels = {row.get("unigram") for row in found}
+            found += [row for row in unigrams if row["mean"] in levels]
         rows = table("entrant", *numbers("bits per byte", "95 % interval"), "kind")
         for row in sorted(found, key=lambda row: row["mean"]):
             name, interval = (

@@ -33,6 +33,10 @@ PSEUDO_HINT = (
     "probability of the text: these numbers are not bits that would encode it, and they are not "
     "ranked against likelihoods, nor against those of another method or of other units."
 )
+UNIGRAM_HINT = (
+    "Dashed: a unigram model of the same tokens. It has no context, so that its pseudo-likelihood "
+    "is its likelihood; what is not below it has learned no more than how often words occur."
+)
 LEARNING_HINT = (
     "Only losses of the same objective, with the same settings and the same tokenizer, share a "
     "panel: a loss of another kind says nothing about them. Lines join evaluations on held-out "
@@ -143,12 +147,17 @@ def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> Te
     methods = [method for method, _ in panels]
     for (method, units), same in panels.items():
         pseudo = score_rows(same, scale)
-        apart = race_charts.interval_panel(pseudo, [], scale, entrants)
+        levels = {row.get("unigram") for row in same}
+        lines = [row for row in baselines if row.mean in levels]
+        apart = race_charts.interval_panel(pseudo, lines, scale, entrants)
         title = f"{PSEUDO_TITLE}, {method.removeprefix(PSEUDO).lstrip(', ')}".rstrip(", ")
         if methods.count(method) > 1:
             title += f", {units}"
         hint = PSEUDO_HINT if len(parts) == 1 else ""
-        parts.append(score_part(pseudo, found, scale, title=title, hint=hint, chart=apart))
+        if lines:
+            hint = f"{hint} {UNIGRAM_HINT}".strip()
+        listed = sorted([*pseudo, *lines], key=lambda row: row.mean)
+        parts.append(score_part(listed, found, scale, title=title, hint=hint, chart=apart))
     return TextSection(
         text_hint(ranked, baselines),
         [part for part in parts if part.rows],
