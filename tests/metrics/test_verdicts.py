@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from kinfolk.metrics.comparison import (
 from kinfolk.metrics.metric import Metric, Statistics, with_counts
 from kinfolk.metrics.text import BLEU, Perplexity
 from kinfolk.metrics.verdicts import (
+    headline_sentences,
     undecided_groups,
     unit_of,
     verdict_sentences,
@@ -299,6 +301,44 @@ def test_no_winner_is_named_where_an_interval_includes_0() -> None:
         winners = {d.first for d in differences if d.low > 0}
         assert {s.removeprefix("on t, ").split(" ")[0] for s in ahead} <= winners
         assert bool(ahead) == bool(winners)
+
+
+def headlines(*arguments: Any, **more: Any) -> list[str]:
+    """Return the headlines of a table of fractions."""
+    return headline_sentences("t.tsv", "points", *arguments, scale=100, **more)
+
+
+def test_a_baseline_that_is_ahead_of_all_networks_is_the_headline() -> None:
+    """It was the third of 22 sentences, after who is not ahead of whom."""
+    intervals = {
+        "bert": Interval(0.536, 0.5, 0.6, (0.536,)),
+        "gpt2": Interval(0.506, 0.4, 0.6, (0.506,)),
+        "majority": Interval(0.51, 0.4, 0.6, (0.51,)),
+        "TF-IDF": Interval(0.667, 0.6, 0.7, (0.667,)),
+    }
+    differences = [
+        difference("TF-IDF", "bert", 0.131, 0.1),
+        difference("TF-IDF", "gpt2", 0.161, 0.1),
+        difference("bert", "majority", 0.026, 0.1),
+        difference("majority", "gpt2", 0.004, 0.1),
+        difference("bert", "gpt2", 0.03, 0.1),
+    ]
+    baselines = ("majority", "TF-IDF")
+    first, tie, nothing = headlines(
+        intervals, differences, 3, baselines=baselines, trained_on=" with 1,000 rows"
+    )
+    assert first.startswith("on t.tsv, the baseline TF-IDF is ahead of bert by ")
+    assert tie.startswith("no difference shown between the baseline majority and bert or gpt2")
+    assert nothing == (
+        "gpt2 (50.6) learned nothing on t.tsv with 1,000 rows: the largest class has 51.0"
+    )
+    every = verdict_sentences("t.tsv", "points", intervals, differences, 3, baselines=baselines)
+    assert {first, tie} <= {*every}
+    differences[0] = difference("TF-IDF", "bert", 0.131, 0.2)  # not ahead of all
+    differences[2] = difference("bert", "majority", 0.026, 0.02)  # one network is better
+    found = headlines(intervals, differences, 3, baselines=baselines)
+    assert found == ["gpt2 (50.6) learned nothing on t.tsv: the largest class has 51.0"]
+    assert not headlines(intervals, differences, 3, baselines=baselines, fixed=("bert", "gpt2"))
 
 
 def test_units_of_metrics() -> None:

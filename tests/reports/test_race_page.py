@@ -160,7 +160,7 @@ def test_a_partial_race_shows_what_is_there() -> None:
     said = Page(render(found)).said
     assert "This race is not complete." in said
     assert "Not compared yet" in said
-    assert "share the lead" not in said.split("triage.tsv")[1].split("Budget")[0]
+    assert "Undecided" not in said.split("triage.tsv")[1].split("Budget")[0]
     assert "This race is not complete." not in Page(render(race())).said
 
 

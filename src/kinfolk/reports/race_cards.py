@@ -83,9 +83,9 @@ def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
         return Card(lead.title, best.name, score, [*kind, ahead], entrants[best.name].color)
     if not lead.behind:
         return Card(lead.title, "No difference shown", scale.metric, asides)
-    asides.append(f"No difference shown from {joined(equals)}.")
+    asides.append(f"Not shown to be ahead of {joined(equals)}.")
     asides.append(f"Shown to be ahead of {joined(behind)}.")
-    return Card(lead.title, f"{len(lead.equals) + 1} share the lead", scale.metric, asides)
+    return Card(lead.title, "Undecided", scale.metric, asides)
 
 
 def titled(name: str, entrants: Mapping[str, Entrant]) -> str:

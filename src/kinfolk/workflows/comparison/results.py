@@ -30,6 +30,7 @@ from kinfolk.workflows.comparison.tables import (
     Json,
     Results,
     corpus_names,
+    first,
     likelihood_table,
     task_table,
 )
@@ -66,6 +67,8 @@ def build_race(race: Path, plan: Plan) -> Json:
     tables = [task_table(race, plan, task, results, failures) for task in plan.tasks]
     sentences = [s for _, first, _ in tables for s in first] + likelihood["verdicts"]
     sentences += [s for _, _, others in tables for s in others]
+    found = [*(table for table, _, _ in tables), likelihood]
+    sentences = first([s for table in found for s in table["headlines"]], sentences)
     return {
         "schema": SCHEMA,
         "complete": complete,

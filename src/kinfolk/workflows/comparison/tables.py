@@ -16,7 +16,8 @@ from kinfolk.metrics.comparison import (
     summarize,
 )
 from kinfolk.metrics.metric import Metric, Statistics
-from kinfolk.metrics.verdicts import join_words, unit_of, verdict_sentences
+from kinfolk.metrics.verdicts import headline_sentences, join_words, unit_of, verdict_sentences
+from kinfolk.reports.page import plural
 from kinfolk.tasks.task import task_class
 from kinfolk.workflows.comparison.data import read_stored
 from kinfolk.workflows.comparison.plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
@@ -55,6 +56,7 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
     rows: list[Json] = []
     differences: list[Difference] = []
     sentences: list[str] = []
+    heads: list[str] = []
     unigram = unigram_bits(plan, scores.get((LIKELIHOOD, TEXT), {}))
     for (words, units), compared in scores.items():
         where = HELD_OUT if words == LIKELIHOOD else f"{HELD_OUT} ({words})"
@@ -65,13 +67,15 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
         rows += [{**table.row(name), **found[name], **extra} for name in table.intervals]
         differences += table.differences
         sentences += table.sentences(where, plan.options.seeds)
+        heads += table.headlines(where, plan.options.seeds)
         if reference is not None:
             sentences += unigram_sentences(table.intervals, reference, where)
     return {
         "unit": "bits per byte",
         "rows": rows,
         "differences": [asdict(d) for d in differences],
-        "verdicts": sentences,
+        "verdicts": first(heads, sentences),
+        "headlines": heads,
     }
 
 
@@ -180,6 +184,27 @@ class Table:
             scale=scale,
         )
 
+    def headlines(self, where: str, seeds: int, trained_on: str = "") -> list[str]:
+        """Return the sentences that come first: whether networks are better than none."""
+        unit, scale = unit_of(self.metric)
+        return headline_sentences(
+            where,
+            unit,
+            self.intervals,
+            self.differences,
+            seeds,
+            baselines=self.baselines,
+            fixed=self.fixed,
+            scale=scale,
+            lower_is_better=self.metric.lower_is_better,
+            trained_on=trained_on,
+        )
+
+
+def first(heads: Sequence[str], sentences: Sequence[str]) -> list[str]:
+    """Return sentences with some of them, or others, at the beginning."""
+    return [*heads, *(s for s in sentences if s not in heads)]
+
 
 # Tasks
 
@@ -194,6 +219,7 @@ def task_table(
     scored: list[Json] = []
     differences: list[Json] = []
     sentences: list[list[str]] = []
+    heads: list[str] = []
     for labels in task.labels:
         jobs = [
             job
@@ -223,6 +249,10 @@ def task_table(
         differences += [{"labels": labels, **asdict(d)} for d in table.differences]
         where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
         sentences.append(table.sentences(where, plan.options.seeds))
+        if labels == ALL_LABELS:
+            rows_words = f" with {plural(task.train, 'row')}"
+            heads = table.headlines(where, plan.options.seeds, rows_words)
+            sentences[-1] = first(heads, sentences[-1])
     unit, _ = unit_of(metric)
     others = [s for part in reversed(sentences[:-1]) for s in part]
     table_json = {
@@ -241,6 +271,7 @@ def task_table(
             for name, reason in left_out_reasons(plan, task, results, failures).items()
         ],
         "verdicts": [*sentences[-1], *others],
+        "headlines": heads,
     }
     return table_json, sentences[-1], others
 
