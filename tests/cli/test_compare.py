@@ -147,6 +147,8 @@ def test_the_time_left_follows_what_was_measured(
         (("--repeat", "race"), "missing -o RACE"),
         (("--repeat", "race", "-o", "new"), "race is not the folder of a comparison"),
         (("gpt2", "--minuts", 3), "unknown option --minuts: did you mean --minutes"),
+        (("gpt2", "-o", "race", "--corpus", "t.txt", "--tokens", "3X"), "write 3e9 or 3B"),
+        (("gpt2", "-o", "race", "--corpus", "t.txt", "--minutes", "3d"), "write 3, 90s or 1.5h"),
         (("gpt2", "-o", ".", "--corpus", "t.txt"), "is not the name of a new folder"),
     ],
     ids=str,
@@ -162,6 +164,48 @@ def test_mistakes_are_one_sentence(
     assert run(monkeypatch, *arguments) == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "race").exists() and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        ("tokens", "300k", 3e5),
+        ("tokens", "1M", 1e6),
+        ("tokens", "2e6", 2e6),
+        ("flops", "1e12", 1e12),
+        ("flops", "1.5T", 1.5e12),
+        ("minutes", "3", 3),
+        ("minutes", "1m", 1),
+        ("minutes", "90s", 1.5),
+        ("minutes", "0.5h", 30),
+        ("minutes", "2min", 2),
+    ],
+)
+def test_amounts_have_suffixes(
+    option: str,
+    text: str,
+    value: float,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+    name = "kinfolk.workflows.comparison.compare.race_options"
+    monkeypatch.setattr(name, lambda *a, **k: given.append(a[2]) or sys.exit(0))
+    assert run(monkeypatch, "gpt2", "--corpus", corpus, f"--{option}", text, "--plan") == 0
+    assert {key: found for key, found in given[0].items() if found is not None} == {
+        option: pytest.approx(value)
+    }
+
+
+def test_only_the_folder_of_a_comparison_can_be_continued(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("gpt2", "--corpus", corpus, *SMALL, "-o", corpus.parent)
+    assert run(monkeypatch, *options) == 2
+    assert capfd.readouterr().err.strip().endswith("already exists: choose another -o")
+    (corpus.parent / "options.json").write_text("{}", encoding="utf-8")
+    assert run(monkeypatch, *options) == 2
+    assert "choose another -o, or continue it with --resume" in capfd.readouterr().err
 
 
 def score(entrant: str, mean: float, kind: str, words: str, units: str) -> dict[str, Any]:
@@ -285,12 +329,15 @@ def test_a_comparison_that_is_killed_twice_ends_with_the_same_scores(
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_continue(corpus: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_says_how_to_continue(corpus: Path, number: int, code: int) -> None:
     race = corpus.parent / "race"
     process = start("gpt2/nano", "--corpus", corpus, *SMALL, "--samples", 0, "-o", race)
     wait_for(lambda: [*race.glob("runs/gpt2-nano/seed-0/recipe.json")], process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, shown = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert f"continue with: kinfolk compare --resume {race}" in shown
+    assert process.returncode == code
+    assert shown.count(f"continue with: kinfolk compare --resume {race}") == 1
     assert "Traceback" not in shown

@@ -15,7 +15,7 @@ from kinfolk.cli.output import (
     print_json,
     print_line,
     print_table,
-    saved_on_interrupt,
+    saved_on_signal,
     table,
     visible,
 )
@@ -71,7 +71,7 @@ def claims(
     from kinfolk.cli.compare import terminal_progress
     from kinfolk.workflows.claims.run import run_claims
 
-    with saved_on_interrupt(lambda: "every finished job is kept; the same command continues"):
+    with saved_on_signal(lambda: "every finished job is kept; the same command continues"):
         results = run_claims(
             out,
             corpus,

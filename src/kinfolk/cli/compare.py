@@ -20,7 +20,7 @@ from kinfolk.cli.app import (
     flag,
     option,
 )
-from kinfolk.cli.options import UsageError, option_group
+from kinfolk.cli.options import UsageError, option_group, parse_count, parse_minutes
 from kinfolk.cli.output import (
     duration,
     note,
@@ -29,7 +29,7 @@ from kinfolk.cli.output import (
     print_json,
     print_line,
     print_table,
-    saved_on_interrupt,
+    saved_on_signal,
     table,
     visible,
 )
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
 RUNTIME = "Runtime"
+BUDGETS = {"minutes": parse_minutes, "flops": parse_count, "tokens": parse_count}
 MAX_ROWS = 2**24
 MAX_SENTENCES = 20  # of the verdict on the terminal; race.json has all
 SECONDS_BETWEEN_LINES = 30.0  # about a job that runs
@@ -52,9 +53,9 @@ TRAININGS = ("search", "pretrain", "finetune")  # kinds of jobs
 class BudgetOptions:
     """What each entrant may spend on pretraining."""
 
-    minutes: float | None = option("M", "Minutes of training, measured on this machine.")
-    flops: float | None = option("F", "FLOPs of forward and backward passes: 1e14.")
-    tokens: float | None = option("T", "Input tokens: 2e6.")
+    minutes: str | None = option("M", "Minutes of training, measured on this machine: 3, 90s.")
+    flops: str | None = option("F", "FLOPs of forward and backward passes: 1e14.")
+    tokens: str | None = option("T", "Input tokens: 2e6 or 2M.")
     search: int = option(
         "N", "Learning rates that each entrant tries within its budget; 0: that of its size.",
         default=0,
@@ -152,7 +153,7 @@ def compare(
         check_alone(context, "repeat", "out", "jobs")
         if out is None:
             raise UsageError("missing -o RACE: the folder to write")
-        check_new_folder(out, "choose another -o, or continue it with --resume")
+        check_new_race(out)
         from kinfolk.workflows.comparison.repeat import write_repetition
 
         write_repetition(repeat, out)
@@ -163,12 +164,16 @@ def compare(
     if out is None and not plan:
         raise UsageError("missing -o RACE: the folder to write")
     if out is not None:
-        check_new_folder(out, "choose another -o, or continue it with --resume")
+        check_new_race(out)
     if not data.corpus:
         raise UsageError("missing --corpus PATH: text, or a corpus from kinfolk prepare")
     from kinfolk.workflows.comparison.compare import plan_only, race_options
 
-    amounts = {name: vars(budget)[name] for name in ("minutes", "flops", "tokens")}
+    amounts = {
+        name: None if given is None else parse(given, f"--{name}")
+        for name, parse in BUDGETS.items()
+        for given in [vars(budget)[name]]
+    }
     settings = {**vars(data), **vars(scores), "device": device, "search": budget.search}
     settings["probes"] = not settings.pop("no_probes")
     settings["document"] = document_unit(data.document)
@@ -186,6 +191,12 @@ def compare(
         show_plan(plan_only(options, jobs=jobs, on_message=note))
     elif out is not None:
         run(options, out, jobs, json=json)
+
+
+def check_new_race(out: Path) -> None:
+    """Refuse a folder that is not new; one of a comparison can be continued."""
+    is_race = (out / "options.json").is_file()
+    check_new_folder(out, f"choose another -o{', or continue it with --resume' if is_race else ''}")
 
 
 def check_alone(context: typer.Context, name: str, *others: str) -> None:
@@ -209,7 +220,7 @@ def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:
             return "nothing was trained; run the same command again with a new folder"
         return f"every finished job is kept; continue with: kinfolk compare --resume {out}"
 
-    with saved_on_interrupt(saved):
+    with saved_on_signal(saved):
         if options is None:
             result = workflow.resume_race(out, jobs=jobs, callbacks=[progress])
         else:
