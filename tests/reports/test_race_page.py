@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, summary
+from kinfolk.reports.race_charts import outlying_baselines
 from kinfolk.reports.race_page import render
 from kinfolk.reports.race_tables import byte_count, pair_rows, score_part
 from kinfolk.reports.race_view import (
@@ -465,12 +466,45 @@ def test_real_text_alone_is_no_section() -> None:
 
 def test_a_counting_model_has_no_steps() -> None:
     found = race(["gpt2/tiny", "ngram/tiny"], tasks=())
-    found["entrants"][1] |= {"counted": True, "parameters": 0, "steps": 0, "lr": 5e-4}
+    found["entrants"][1] |= {"counted": True, "parameters": 0, "steps": 3, "lr": 5e-4}
     found["entrants"].append(found["entrants"][1] | {"name": "5-gram", "baseline": True})
     found["entrants"][1]["cost"] = found["entrants"][-1]["cost"] = None
     cells = Page(render(found)).said.split("What it cost")[1].split("Left out")[0]
     assert "ngram/tiny counting – – – – –" in cells
     assert "5-gram" not in cells
+    assert "ngram/tiny counts the text once and is outside of the budget: no steps" in cells
+
+
+def test_a_baseline_that_is_ahead_of_all_is_never_off_the_axis() -> None:
+    rows = rows_of(a=0.08, b=0.06, best=0.457, worst=0.001)
+    for row in rows[2:]:
+        row["baseline"] = True
+    scored = score_rows(rows, ACCURACY)
+    assert not outlying_baselines([r for r in scored if r.name != "worst"], ACCURACY)
+    for row in rows[:2]:
+        row |= {"mean": row["mean"] + 0.3, "low": row["mean"] + 0.3, "high": row["mean"] + 0.3}
+    found = outlying_baselines(score_rows(rows, ACCURACY), ACCURACY)
+    assert [row.name for row in found] == ["worst"]
+    loss = Scale("loss", "nats", lower_is_better=True)  # there the lowest is the best
+    found = outlying_baselines(score_rows(rows, loss), loss)
+    assert [row.name for row in found] == ["best"]
+
+
+def test_cost_and_score_says_who_has_no_dot() -> None:
+    found = race(["gpt2/tiny", "glm/tiny", "bert/tiny", "ngram/tiny"])
+    found["entrants"][3] |= {"counted": True, "parameters": 0, "cost": None}
+    row = {**found["likelihood"]["rows"][0], "entrant": "ngram/tiny"}
+    found["likelihood"]["rows"].append(row)
+    said = Page(render(found)).said.split("Cost and score")[1].split("Frozen layers")[0]
+    assert "bert/tiny (no likelihood of the held-out text)" in said
+    assert "ngram/tiny (counted, not trained: no FLOPs in the table of costs)" in said
+
+
+def test_metrics_have_their_titles() -> None:
+    found = race()
+    found["tasks"][0] |= {"metric": "f1", "metric_title": "F1"}
+    said = Page(render(found)).said
+    assert "Scored by F1; higher is better." in said and "f1" not in said
 
 
 def test_long_lists_of_names_end_in_a_number() -> None:

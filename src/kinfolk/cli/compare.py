@@ -440,6 +440,7 @@ def show_task(task: Mapping[str, Any]) -> None:
         is_baseline = any(row["baseline"] for row in found if row)
         shown = f"{name} (baseline)" if is_baseline else name
         rows.add_row(escape(visible(shown)), *scores, interval)
-    print_table(rows, escape(visible(f"{task['name']} ({task['metric']}, {task['unit']})")))
+    metric = task.get("metric_title") or task["metric"]
+    print_table(rows, escape(visible(f"{task['name']} ({metric}, {task['unit']})")))
     for entry in task["left_out"]:
         print_line(f"{entry['entrant']} is left out: {entry['reason']}")

@@ -224,7 +224,16 @@ def points_hint(rows: Sequence[ScoreRow]) -> str:
 def cost_hint(race: Json) -> str:
     """Say what the costs are, and how far apart the runs are in what the budget limits."""
     measured = (race.get("budget") or {}).get("measured")
-    return f"{COST_HINT} {race_cards.measured_words(measured)}" if measured else COST_HINT
+    entrants = race.get("entrants") or ()
+    counted = [e["name"] for e in entrants if e.get("counted") and not e.get("baseline")]
+    words = [COST_HINT, race_cards.measured_words(measured) if measured else ""]
+    if counted:
+        verb, are = ("counts", "is") if len(counted) == 1 else ("count", "are")
+        words.append(
+            f"{race_cards.joined(counted)} {verb} the text once and {are} outside of the budget: "
+            "no steps, no learning rate, and no time is measured."
+        )
+    return " ".join(filter(None, words))
 
 
 def not_sampled(left_out: Sequence[Json]) -> str:

@@ -278,7 +278,7 @@ def has_cost(row: TableRow) -> bool:
 
 def cost_value(entrant: Json, key: str) -> float | None:
     """Return a cost of an entrant; counting models have no parameters, steps or learning rate."""
-    if key == "lr" and entrant.get("counted"):
+    if key in ("lr", "steps") and entrant.get("counted"):
         return None
     return finite(entrant.get(key, (entrant.get("cost") or {}).get(key))) or None
 

@@ -15,6 +15,7 @@ from kinfolk.metrics.verdicts import join_words
 from kinfolk.reports.page import write
 from kinfolk.reports.race_cards import measured_words
 from kinfolk.reports.race_page import render
+from kinfolk.tasks.task import metric_title
 from kinfolk.workflows.comparison.budget import TOLERANCE
 from kinfolk.workflows.comparison.jobs import read_result
 from kinfolk.workflows.comparison.plan import (
@@ -284,7 +285,9 @@ def probe_tables(plan: Plan, results: Results) -> list[Json]:
         jobs = [j for j in plan.jobs if j.kind == "probe" and j.task == task.slug and not j.seed]
         rows = [row for job in jobs if job.name in results for row in results[job.name]["probe"]]
         if rows:
-            tables.append({"task": task.name, "metric": task.metric, "rows": rows})
+            title = metric_title(task.metric)
+            found = {"task": task.name, "metric": task.metric, "metric_title": title, "rows": rows}
+            tables.append(found)
     return tables
 
 

@@ -259,6 +259,7 @@ def task_table(
         "name": task.name,
         "kind": task_class(task.kind).alias,
         "metric": metric.name,
+        "metric_title": metric.title or metric.name,
         "unit": unit,
         "maximum": metric.maximum,
         "lower_is_better": metric.lower_is_better,
