@@ -321,6 +321,16 @@ def test_costs_say_how_far_apart_the_runs_are(measured: dict[str, Any], words: s
     assert words in said.split("Held-out text Text that")[0]
 
 
+def test_the_card_says_where_runs_are_too_far_apart() -> None:
+    found = race()
+    found["budget"] |= {"tolerance": 0.02}
+    found["budget"]["measured"] |= {"spread": 0.02}
+    words = "That is more than the 2\u00a0% that equal budgets allow."
+    assert words not in render(found)
+    found["budget"]["measured"] |= {"spread": 0.031}
+    assert words in render(found)
+
+
 def test_an_end_of_an_interval_is_told_from_0() -> None:
     pair = {"first": "a", "second": "b", "value": -0.0047, "low": -0.0091, "high": -0.0003}
     (found,) = pairs([{**pair, "p": 0.01, "shown": True}])

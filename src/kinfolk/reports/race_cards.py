@@ -11,6 +11,8 @@ from kinfolk.reports.page import duration, plural
 from kinfolk.reports.race_tables import byte_count, short
 from kinfolk.reports.race_view import Entrant, Json, Lead, finite
 
+ROUNDING = 1e-9  # of a share
+
 
 @dataclass(frozen=True)
 class Card:
@@ -112,6 +114,9 @@ def budget_card(race: Json) -> list[Card]:
     )
     if measured := budget.get("measured"):
         asides.append(measured_words(measured))
+        if measured["spread"] > budget.get("tolerance", math.inf) + ROUNDING:
+            allowed = f"{100 * budget['tolerance']:.0f}\u00a0%"
+            asides.append(f"That is more than the {allowed} that equal budgets allow.")
     words = str(budget["words"])
     return [Card("Budget", words.removesuffix(" each"), "for each entrant", asides)]
 

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from kinfolk.workflows.comparison.compare import (
     PLAN_FILE,
     RESULT_FILE,
     check_document_unit,
+    plan_only,
     race_options,
     resume_race,
     start_race,
@@ -81,18 +83,11 @@ def run_claims(
         document=document,
         device=device,
     )
-    check_document_unit(document)
-    if seeds < 2:
-        raise UserError(f"--seeds {seeds}: a verdict needs the spread of at least 2 seeds")
-    select_device(device)
-    chosen, out = claims(names), Path(out)
+    out = Path(out)
     check_in_folder(out)
     if out.is_file():
         raise UserError(f"{out} is a file: -o must name a folder")
-    check_corpus(settings.corpus)
-    by_need = tasks_by_need(settings)
-    for claim in chosen if names else ():
-        require_tasks(claim, by_need)
+    chosen, by_need = checked_claims(settings, names)
     found = {claim.name: read_claim(claim, settings, out) for claim in claims()}
     results = []
     for claim in chosen:
@@ -102,6 +97,44 @@ def run_claims(
         write_claims(out, settings, [result for result in found.values() if result is not None])
         on_message(f"{claim.name}: {results[-1].words}")
     return results
+
+
+def checked_claims(
+    settings: ClaimsSettings, names: Sequence[str]
+) -> tuple[list[Claim], dict[TaskNeed, str]]:
+    """Return claims by their names and the files of their tasks, with the settings checked."""
+    check_document_unit(settings.document)
+    if settings.seeds < 2:
+        raise UserError(f"--seeds {settings.seeds}: a verdict needs the spread of at least 2 seeds")
+    select_device(settings.device)
+    chosen = claims(names)
+    check_corpus(settings.corpus)
+    by_need = tasks_by_need(settings)
+    for claim in chosen if names else ():
+        require_tasks(claim, by_need)
+    return chosen, by_need
+
+
+def plan_claims(
+    settings: ClaimsSettings,
+    names: Sequence[str] = (),
+    *,
+    jobs: int | None = None,
+    on_message: OnMessage = lambda message: None,
+) -> Iterator[tuple[Claim, str, Plan | None]]:
+    """Yield each comparison of claims with its stage and plan; None without its kind of task.
+
+    Nothing is trained, and nothing is kept.
+    """
+    chosen, by_need = checked_claims(settings, names)
+    with tempfile.TemporaryDirectory(prefix="kinfolk-claims-") as folder:
+        for claim in chosen:
+            if missing_tasks(claim, by_need):
+                yield claim, "", None
+                continue
+            for stage, share in claim.stages.items():
+                options = claim_options(claim, settings, by_need, Path(folder), share)
+                yield claim, stage, plan_only(options, jobs=jobs, on_message=on_message)
 
 
 def check_corpus(paths: Sequence[Path]) -> None:

@@ -78,7 +78,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "command": command_line(plan),
         "machine": plan.machine,
         "corpus": plan.corpus,
-        "budget": {**plan.budget, "measured": measured},
+        "budget": {**plan.budget, "measured": measured, "tolerance": TOLERANCE},
         "learning_rates": learning_rates(plan),
         "seeds": plan.options.seeds,
         "entrants": [entrant_row(plan, e, results, failures) for e in plan.entrants],
