@@ -114,7 +114,7 @@ def budget_card(race: Json) -> list[Card]:
     )
     if measured := budget.get("measured"):
         asides.append(measured_words(measured))
-        if measured["spread"] > budget.get("tolerance", math.inf) + ROUNDING:
+        if measured["spread"] > (budget.get("tolerance") or math.inf) + ROUNDING:
             allowed = f"{100 * budget['tolerance']:.0f}\u00a0%"
             asides.append(f"That is more than the {allowed} that equal budgets allow.")
     words = str(budget["words"])

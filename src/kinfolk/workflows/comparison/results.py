@@ -78,7 +78,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "command": command_line(plan),
         "machine": plan.machine,
         "corpus": plan.corpus,
-        "budget": {**plan.budget, "measured": measured, "tolerance": TOLERANCE},
+        "budget": {**plan.budget, "measured": measured, "tolerance": tolerance(plan)},
         "learning_rates": learning_rates(plan),
         "seeds": plan.options.seeds,
         "entrants": [entrant_row(plan, e, results, failures) for e in plan.entrants],
@@ -88,7 +88,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "samples": sample_rows(plan, results),
         "not_sampled": not_sampled(plan, failures),
         "verdicts": sentences,
-        "notes": [*unequal_notes(measured), *plan.notes, *failure_notes(plan, failures)],
+        "notes": [*unequal_notes(plan, measured), *plan.notes, *failure_notes(plan, failures)],
     }
 
 
@@ -264,13 +264,19 @@ def measured_spread(plan: Plan, results: Results) -> Json | None:
     return {"unit": SPENT[kind], "low": low, "high": high, "spread": (high - low) / budget}
 
 
-def unequal_notes(measured: Json | None) -> list[str]:
+def tolerance(plan: Plan) -> float | None:
+    """Return how far apart runs may be; None where they repeat steps, whatever they take."""
+    return None if plan.repeats and plan.budget["kind"] == "minutes" else TOLERANCE
+
+
+def unequal_notes(plan: Plan, measured: Json | None) -> list[str]:
     """Say that runs are farther apart than a budget promises; nothing where they are not."""
-    if measured is None or measured["spread"] <= TOLERANCE + ROUNDING:
+    allowed = tolerance(plan)
+    if measured is None or allowed is None or measured["spread"] <= allowed + ROUNDING:
         return []
     return [
         f"{measured_words(measured).removesuffix('.')}, which is more than the "
-        f"{100 * TOLERANCE:.0f}\u00a0% that equal budgets allow: differences between entrants may "
+        f"{100 * allowed:.0f}\u00a0% that equal budgets allow: differences between entrants may "
         "come from that."
     ]
 
