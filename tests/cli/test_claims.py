@@ -1,12 +1,15 @@
 """`kinfolk claims`: the list, what it needs, and what it refuses."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from kinfolk.workflows.claims import catalog
 from kinfolk.workflows.claims.catalog import CLAIMS
 from support.runs import Home, Kinfolk, one_sentence
+from support.runs import text as runs_text
 
 
 def test_the_list_has_every_claim_with_its_source(kinfolk: Kinfolk) -> None:
@@ -17,6 +20,27 @@ def test_the_list_has_every_claim_with_its_source(kinfolk: Kinfolk) -> None:
     assert all(entry["source"] and entry["sentence"] for entry in listed)
     said = kinfolk("claims", "nsp", "--list")
     assert "nsp" in said.out and "electra" not in said.out
+
+
+def test_the_plan_has_entrants_and_budgets_and_writes_nothing(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(
+        catalog.SCALES["nano"], tokens=100_000, length=16, batch_size=8, vocab_size=400
+    )
+    monkeypatch.setitem(catalog.SCALES, "nano", small)
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text(runs_text(documents=150), encoding="utf-8")
+    said = kinfolk("claims", "memory", "--corpus", text, "--device", "cpu", "--plan", "-o", out)
+    assert said.code == 0, said.err
+    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert any(line.startswith("memory memory 100,000 tokens each ") for line in lines), said.out
+    assert any(line.startswith("none ") for line in lines)
+    assert any(line.startswith("3 seeds of each entrant; about ") for line in lines)
+    assert not out.exists()
+    monkeypatch.undo()
+    said = kinfolk("claims", "nsp", "--corpus", text, "--plan")
+    assert "needs a classification of pairs of texts" in one_sentence(said)
 
 
 @pytest.mark.parametrize(

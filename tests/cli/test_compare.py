@@ -7,17 +7,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kinfolk.cli import main
-from kinfolk.cli.compare import show_race
+from kinfolk.cli.compare import show_race, terminal_progress
+from kinfolk.workflows.comparison.plan import Job
 from support.runs import text
 
 SMALL = ["--tokens", "4000", "--length", "16", "--batch-size", "4", "--device", "cpu"]
 TIMES = {
     *("seconds", "seconds_range", "tokens_per_second", "peak_bytes", "joules"),
+    "tokens_per_second_range",
     *("created", "total_seconds", "measured"),
 }
 
@@ -79,6 +82,56 @@ def test_the_plan_is_printed_and_nothing_is_written(
     assert "estimate" in shown and not out.exists()
 
 
+def test_the_plan_times_real_steps(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The seconds of a step were FLOPs divided by a constant, and called measured."""
+    timed = []
+
+    def quick_seconds(recipe: Any, seconds: float) -> float | None:
+        timed.append((recipe.name, seconds))
+        return None if len(timed) > 1 else 1.2345
+
+    monkeypatch.setattr("kinfolk.workflows.comparison.setup.quick_seconds", quick_seconds)
+    options = ("--corpus", corpus, *SMALL, "--plan")
+    assert run(monkeypatch, "gpt2/nano", "ngram", *options) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert [name for name, _ in timed] == ["gpt2/nano"] and timed[0][1] <= 1
+    assert "1.2345" in shown and "guessed" not in shown
+    assert "pretraining from a few steps of each entrant, other jobs a guess" in shown
+    assert run(monkeypatch, "gpt2/nano", *options) == 0  # without the memory for it
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "guessed seconds a step" in shown and "pretraining from FLOPs" in shown
+
+
+def test_the_time_left_follows_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("kinfolk.cli.compare.time.monotonic", lambda: now[0])
+    jobs = [
+        Job("b", "baseline", "g", "TF-IDF", seconds=1),
+        Job("p0", "pretrain", "g", "gpt2", seconds=10),
+        Job("p1", "pretrain", "h", "gpt2", seconds=10),
+        Job("q", "pretrain", "k", "bert", seconds=10),
+        Job("f", "finetune", "h", "gpt2", seconds=20),
+    ]
+    progress = terminal_progress()
+    progress.on_earlier(jobs[0], 0.0)
+    progress.on_earlier(jobs[1], 50.0)  # five times as long as guessed
+    progress.on_plan(SimpleNamespace(jobs=jobs), jobs[2:])
+    assert "5 jobs, 2 of them done, about 3m20s" in capfd.readouterr().err
+    progress.on_start(jobs[2])
+    progress.on_progress(jobs[2], 0.5)  # it is resumed
+    now[0] += 40
+    progress.on_progress(jobs[2], 0.75)
+    assert "75%; about 3m10s left" in capfd.readouterr().err  # 40 s of this one
+    progress.on_done(jobs[2], 80.0, None)
+    # gpt2 took 130 s in place of 20, and so will its fine-tuning and others.
+    assert "about 3m15s left" in capfd.readouterr().err
+    assert progress.earlier == 50
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -94,6 +147,8 @@ def test_the_plan_is_printed_and_nothing_is_written(
         (("--repeat", "race"), "missing -o RACE"),
         (("--repeat", "race", "-o", "new"), "race is not the folder of a comparison"),
         (("gpt2", "--minuts", 3), "unknown option --minuts: did you mean --minutes"),
+        (("gpt2", "-o", "race", "--corpus", "t.txt", "--tokens", "3X"), "write 3e9 or 3B"),
+        (("gpt2", "-o", "race", "--corpus", "t.txt", "--minutes", "3d"), "write 3, 90s or 1.5h"),
         (("gpt2", "-o", ".", "--corpus", "t.txt"), "is not the name of a new folder"),
     ],
     ids=str,
@@ -111,6 +166,48 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "race").exists() and not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        ("tokens", "300k", 3e5),
+        ("tokens", "1M", 1e6),
+        ("tokens", "2e6", 2e6),
+        ("flops", "1e12", 1e12),
+        ("flops", "1.5T", 1.5e12),
+        ("minutes", "3", 3),
+        ("minutes", "1m", 1),
+        ("minutes", "90s", 1.5),
+        ("minutes", "0.5h", 30),
+        ("minutes", "2min", 2),
+    ],
+)
+def test_amounts_have_suffixes(
+    option: str,
+    text: str,
+    value: float,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+    name = "kinfolk.workflows.comparison.compare.race_options"
+    monkeypatch.setattr(name, lambda *a, **k: given.append(a[2]) or sys.exit(0))
+    assert run(monkeypatch, "gpt2", "--corpus", corpus, f"--{option}", text, "--plan") == 0
+    assert {key: found for key, found in given[0].items() if found is not None} == {
+        option: pytest.approx(value)
+    }
+
+
+def test_only_the_folder_of_a_comparison_can_be_continued(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("gpt2", "--corpus", corpus, *SMALL, "-o", corpus.parent)
+    assert run(monkeypatch, *options) == 2
+    assert capfd.readouterr().err.strip().endswith("already exists: choose another -o")
+    (corpus.parent / "options.json").write_text("{}", encoding="utf-8")
+    assert run(monkeypatch, *options) == 2
+    assert "choose another -o, or continue it with --resume" in capfd.readouterr().err
+
+
 def score(entrant: str, mean: float, kind: str, words: str, units: str) -> dict[str, Any]:
     """Return a row of held-out text."""
     interval = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
@@ -122,11 +219,12 @@ def test_scores_that_are_not_comparable_stand_in_tables_of_their_own(
 ) -> None:
     token, span = "pseudo-likelihood, each token", "pseudo-likelihood, each span"
     rows = [
-        score("bert", 1.1, "pseudo-likelihood", token, "tokens of bpe"),
+        {**score("bert", 1.1, "pseudo-likelihood", token, "tokens of bpe"), "unigram": 3.0},
         score("gpt2", 2.5, "likelihood", "likelihood, left to right", "text"),
         score("roberta", 1.0, "pseudo-likelihood", token, "tokens of bpe"),
         score("bytes", 0.9, "pseudo-likelihood", token, "tokens of byte"),
         score("t5", 0.8, "pseudo-likelihood", span, "tokens of bpe, spans of 3 tokens"),
+        score("unigram", 3.0, "baseline", "likelihood of counts", "text"),
         score("5-gram", 2.0, "baseline", "likelihood of counts", "text"),
         score("ngram", 2.2, "likelihood", "likelihood, left to right", "text"),
     ]
@@ -145,7 +243,12 @@ def test_scores_that_are_not_comparable_stand_in_tables_of_their_own(
         [word for word in table.split(" kind ")[1].split() if word in {r["entrant"] for r in rows}]
         for table in tables
     ]
-    assert order == [["5-gram", "ngram", "gpt2"], ["t5"], ["roberta", "bert"], ["bytes"]]
+    assert order == [
+        ["5-gram", "ngram", "gpt2", "unigram"],
+        ["t5"],
+        ["roberta", "bert", "unigram"],
+        ["bytes"],
+    ]
     assert "2.000 1.900 to 2.100 baseline" in tables[0]
     assert "1.000 0.900 to 1.100 pseudo-likelihood" in tables[2]
     assert "- 1 more sentence is in race.json" in shown
@@ -226,12 +329,15 @@ def test_a_comparison_that_is_killed_twice_ends_with_the_same_scores(
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_continue(corpus: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_says_how_to_continue(corpus: Path, number: int, code: int) -> None:
     race = corpus.parent / "race"
     process = start("gpt2/nano", "--corpus", corpus, *SMALL, "--samples", 0, "-o", race)
     wait_for(lambda: [*race.glob("runs/gpt2-nano/seed-0/recipe.json")], process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, shown = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert f"continue with: kinfolk compare --resume {race}" in shown
+    assert process.returncode == code
+    assert shown.count(f"continue with: kinfolk compare --resume {race}") == 1
     assert "Traceback" not in shown

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from kinfolk.metrics.comparison import (
 from kinfolk.metrics.metric import Metric, Statistics, with_counts
 from kinfolk.metrics.text import BLEU, Perplexity
 from kinfolk.metrics.verdicts import (
+    headline_sentences,
     undecided_groups,
     unit_of,
     verdict_sentences,
@@ -134,7 +136,7 @@ def written(*differences: Difference, unit: str = "points", **options: object) -
             difference("a", "b", 0.003, 0.011),
             {},
             "no difference shown between a and b on triage.tsv (difference 0.3 points, "
-            "95 % interval -0.8 to 1.4, 3 seeds)",
+            "95 % interval −0.8 to 1.4, 3 seeds)",
         ),
         (
             difference("a", "b", 0.021, 0.012, seeds=1, rows_only=True),
@@ -257,9 +259,9 @@ def test_entrants_ahead_of_the_same_others_share_a_sentence() -> None:
         "a and b are ahead of c and d on triage.tsv by 5.0 points (95 % interval of a over "
         "c, the closest to 0: 3.0 to 7.0, 3 seeds)",
         "no difference shown between a and b on triage.tsv (difference 1.0 points, 95 % interval "
-        "-1.0 to 3.0, 3 seeds)",
+        "−1.0 to 3.0, 3 seeds)",
         "no difference shown between c and d on triage.tsv (difference 1.0 points, 95 % interval "
-        "-1.0 to 3.0, 3 seeds)",
+        "−1.0 to 3.0, 3 seeds)",
     ]
 
 
@@ -277,11 +279,11 @@ def test_a_baseline_is_named_where_it_beats_or_equals_entrants() -> None:
     found = written(*table_of("tab", ["ta"]), baselines=["t"])
     assert found == [
         "no difference shown between a and b on triage.tsv (difference 1.0 points, 95 % interval "
-        "-1.0 to 3.0, 3 seeds)",
+        "−1.0 to 3.0, 3 seeds)",
         "the baseline t is ahead of a on triage.tsv by 5.0 points (95 % interval 3.0 to 7.0, "
         "3 seeds)",
         "no difference shown between the baseline t and b on triage.tsv (difference 1.0 points, "
-        "95 % interval -1.0 to 3.0, 3 seeds)",
+        "95 % interval −1.0 to 3.0, 3 seeds)",
     ]
     found = written(*table_of("tabc", []), baselines=["t"])
     assert found[1] == (
@@ -299,6 +301,44 @@ def test_no_winner_is_named_where_an_interval_includes_0() -> None:
         winners = {d.first for d in differences if d.low > 0}
         assert {s.removeprefix("on t, ").split(" ")[0] for s in ahead} <= winners
         assert bool(ahead) == bool(winners)
+
+
+def headlines(*arguments: Any, **more: Any) -> list[str]:
+    """Return the headlines of a table of fractions."""
+    return headline_sentences("t.tsv", "points", *arguments, scale=100, **more)
+
+
+def test_a_baseline_that_is_ahead_of_all_networks_is_the_headline() -> None:
+    """It was the third of 22 sentences, after who is not ahead of whom."""
+    intervals = {
+        "bert": Interval(0.536, 0.5, 0.6, (0.536,)),
+        "gpt2": Interval(0.506, 0.4, 0.6, (0.506,)),
+        "majority": Interval(0.51, 0.4, 0.6, (0.51,)),
+        "TF-IDF": Interval(0.667, 0.6, 0.7, (0.667,)),
+    }
+    differences = [
+        difference("TF-IDF", "bert", 0.131, 0.1),
+        difference("TF-IDF", "gpt2", 0.161, 0.1),
+        difference("bert", "majority", 0.026, 0.1),
+        difference("majority", "gpt2", 0.004, 0.1),
+        difference("bert", "gpt2", 0.03, 0.1),
+    ]
+    baselines = ("majority", "TF-IDF")
+    first, tie, nothing = headlines(
+        intervals, differences, 3, baselines=baselines, trained_on=" with 1,000 rows"
+    )
+    assert first.startswith("on t.tsv, the baseline TF-IDF is ahead of bert by ")
+    assert tie.startswith("no difference shown between the baseline majority and bert or gpt2")
+    assert nothing == (
+        "gpt2 (50.6) learned nothing on t.tsv with 1,000 rows: the largest class has 51.0"
+    )
+    every = verdict_sentences("t.tsv", "points", intervals, differences, 3, baselines=baselines)
+    assert {first, tie} <= {*every}
+    differences[0] = difference("TF-IDF", "bert", 0.131, 0.2)  # not ahead of all
+    differences[2] = difference("bert", "majority", 0.026, 0.02)  # one network is better
+    found = headlines(intervals, differences, 3, baselines=baselines)
+    assert found == ["gpt2 (50.6) learned nothing on t.tsv: the largest class has 51.0"]
+    assert not headlines(intervals, differences, 3, baselines=baselines, fixed=("bert", "gpt2"))
 
 
 def test_units_of_metrics() -> None:

@@ -39,6 +39,7 @@ def claim(*effects: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "words": "holds: electra is ahead of bert by 2.1 points",
         "effects": list(effects),
         "races": ["electra"],
+        "text": "1.01 MB of text for training (1,028 documents), 99 kB held out",
     }
     return values | changes
 
@@ -57,6 +58,7 @@ def test_each_claim_has_its_verdict_and_effects_of_a_unit_share_a_chart() -> Non
         assert said in html
     assert html.index("Claims about tasks") < html.index("Claims about held-out text")
     assert 'href="electra/race.html"' in html
+    assert "3 seeds. 1.01 MB of text for training (1,028 documents), 99 kB held out.</p>" in html
 
 
 def test_an_effect_without_a_number_is_in_no_chart() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, summary
+from kinfolk.reports.race_charts import outlying_baselines
 from kinfolk.reports.race_page import render
 from kinfolk.reports.race_tables import byte_count, pair_rows, score_part
 from kinfolk.reports.race_view import (
@@ -160,7 +161,7 @@ def test_a_partial_race_shows_what_is_there() -> None:
     said = Page(render(found)).said
     assert "This race is not complete." in said
     assert "Not compared yet" in said
-    assert "share the lead" not in said.split("triage.tsv")[1].split("Budget")[0]
+    assert "Undecided" not in said.split("triage.tsv")[1].split("Budget")[0]
     assert "This race is not complete." not in Page(render(race())).said
 
 
@@ -220,6 +221,28 @@ def test_pseudo_likelihoods_of_two_methods_share_no_chart() -> None:
     ]
     intervals = [{row["name"] for row in c["rows"]} for c in charts if c["kind"] == "interval"]
     assert intervals == [{"bert/tiny", "albert/tiny"}, {"t5/tiny"}]
+
+
+def test_a_pseudo_likelihood_stands_beside_the_unigram_model_of_its_tokens() -> None:
+    found = race(["gpt2/tiny", "bert/tiny", "albert/tiny"], tasks=())
+    unigram = {"entrant": "unigram", "kind": "baseline", "words": "counts", "mean": 3.747}
+    unigram |= {"low": 3.7, "high": 3.8, "seeds": [3.747], "fixed": True, "units": "text"}
+    found["likelihood"]["rows"].append(unigram)
+    for row in found["likelihood"]["rows"]:
+        if row["entrant"] == "bert/tiny":
+            row |= {"unigram": 3.747, "units": "tokens of corpus"}
+    page = Page(render(found))
+    charts = [json.loads(t) for tag, t in page.texts if tag == "script" and '"kind"' in t[:9]]
+    lines = {
+        frozenset(row["name"] for row in chart["rows"]): chart["lines"]
+        for chart in charts
+        if chart["kind"] == "interval"
+    }
+    line = [{"name": "unigram", "value": 3.747}]
+    assert lines[frozenset({"bert/tiny"})] == line
+    assert lines[frozenset({"albert/tiny"})] == []  # of other tokens
+    part = page.said.split("Pseudo-likelihood, each token from all others")[1]
+    assert "unigram 3.747" in part.split("Pseudo-likelihood")[0]
 
 
 def learning_panels(found: dict[str, Any]) -> dict[str, set[str]]:
@@ -296,6 +319,16 @@ def test_costs_say_how_far_apart_the_runs_are(measured: dict[str, Any], words: s
     said = Page(render(found)).said.replace("\u00a0", " ")
     assert words in said.split("What it cost")[1]
     assert words in said.split("Held-out text Text that")[0]
+
+
+def test_the_card_says_where_runs_are_too_far_apart() -> None:
+    found = race()
+    found["budget"] |= {"tolerance": 0.02}
+    found["budget"]["measured"] |= {"spread": 0.02}
+    words = "That is more than the 2\u00a0% that equal budgets allow."
+    assert words not in render(found)
+    found["budget"]["measured"] |= {"spread": 0.031}
+    assert words in render(found)
 
 
 def test_an_end_of_an_interval_is_told_from_0() -> None:
@@ -443,12 +476,45 @@ def test_real_text_alone_is_no_section() -> None:
 
 def test_a_counting_model_has_no_steps() -> None:
     found = race(["gpt2/tiny", "ngram/tiny"], tasks=())
-    found["entrants"][1] |= {"counted": True, "parameters": 0, "steps": 0, "lr": 5e-4}
+    found["entrants"][1] |= {"counted": True, "parameters": 0, "steps": 3, "lr": 5e-4}
     found["entrants"].append(found["entrants"][1] | {"name": "5-gram", "baseline": True})
     found["entrants"][1]["cost"] = found["entrants"][-1]["cost"] = None
     cells = Page(render(found)).said.split("What it cost")[1].split("Left out")[0]
     assert "ngram/tiny counting – – – – –" in cells
     assert "5-gram" not in cells
+    assert "ngram/tiny counts the text once and is outside of the budget: no steps" in cells
+
+
+def test_a_baseline_that_is_ahead_of_all_is_never_off_the_axis() -> None:
+    rows = rows_of(a=0.08, b=0.06, best=0.457, worst=0.001)
+    for row in rows[2:]:
+        row["baseline"] = True
+    scored = score_rows(rows, ACCURACY)
+    assert not outlying_baselines([r for r in scored if r.name != "worst"], ACCURACY)
+    for row in rows[:2]:
+        row |= {"mean": row["mean"] + 0.3, "low": row["mean"] + 0.3, "high": row["mean"] + 0.3}
+    found = outlying_baselines(score_rows(rows, ACCURACY), ACCURACY)
+    assert [row.name for row in found] == ["worst"]
+    loss = Scale("loss", "nats", lower_is_better=True)  # there the lowest is the best
+    found = outlying_baselines(score_rows(rows, loss), loss)
+    assert [row.name for row in found] == ["best"]
+
+
+def test_cost_and_score_says_who_has_no_dot() -> None:
+    found = race(["gpt2/tiny", "glm/tiny", "bert/tiny", "ngram/tiny"])
+    found["entrants"][3] |= {"counted": True, "parameters": 0, "cost": None}
+    row = {**found["likelihood"]["rows"][0], "entrant": "ngram/tiny"}
+    found["likelihood"]["rows"].append(row)
+    said = Page(render(found)).said.split("Cost and score")[1].split("Frozen layers")[0]
+    assert "bert/tiny (no likelihood of the held-out text)" in said
+    assert "ngram/tiny (counted, not trained: no FLOPs in the table of costs)" in said
+
+
+def test_metrics_have_their_titles() -> None:
+    found = race()
+    found["tasks"][0] |= {"metric": "f1", "metric_title": "F1"}
+    said = Page(render(found)).said
+    assert "Scored by F1; higher is better." in said and "f1" not in said
 
 
 def test_long_lists_of_names_end_in_a_number() -> None:
@@ -467,6 +533,16 @@ def test_speed_in_tokens_is_compared_where_tokens_are_the_same() -> None:
     found = race()
     assert "<h3>Fastest</h3>" in render(found)
     found["entrants"][0]["corpus"] = "corpus-2"
+    assert "<h3>Fastest</h3>" not in render(found)
+
+
+def test_no_entrant_is_the_fastest_where_the_seeds_overlap() -> None:
+    found = race()
+    running = [one for one in found["entrants"] if one.get("cost")]
+    slow, fast = sorted(running, key=lambda one: one["cost"]["tokens_per_second"])[-2:]
+    said = Page(render(found)).said
+    assert f"Fastest {fast['name']} " in said
+    slow["cost"]["tokens_per_second_range"][1] = fast["cost"]["tokens_per_second_range"][0]
     assert "<h3>Fastest</h3>" not in render(found)
 
 

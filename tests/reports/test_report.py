@@ -46,7 +46,7 @@ def full() -> Report:
             ModelScore("t5/nano", "spans hidden", 2.5, 1.2, comparable=False),
             ModelScore("gone", "left to right", NAN),
         ],
-        baselines=[Baseline("unigram", 6.0, 3.0), Baseline("3-gram", 2.5, 1.2)],
+        baselines=[Baseline("unigram", 6.0, 3.0, is_unigram=True), Baseline("3-gram", 2.5, 1.2)],
         samples=[
             Sample("gpt2/nano", "says", EVIL, [TextSpan("Given "), TextSpan(EVIL, generated=True)])
         ],
@@ -73,7 +73,9 @@ def test_only_comparable_things_share_an_axis() -> None:
     assert [line["value"] for line in likelihood["lines"]] == [3.0, 1.2]
     for chart, name in ((tokens, EVIL), (spans, "t5/nano")):
         assert [row["name"] for row in chart["rows"]] == [name]
-        assert chart["lines"] == [] and chart["rows"][0]["muted"]
+        # A model without context predicts a token as well with both sides as with none.
+        assert chart["lines"] == [{"name": "unigram", "value": 3.0}]
+        assert chart["rows"][0]["muted"]
 
 
 def test_nothing_from_outside_is_code() -> None:
@@ -119,7 +121,7 @@ def test_a_score_is_held_against_the_lines_only_where_that_is_fair() -> None:
     page = render(full())
     assert "50% below the unigram" in page
     assert "25% above the 3-gram" in page
-    assert page.count("below the unigram") == 1
+    assert page.count("below the unigram") == 3  # two pseudo-likelihoods
     assert page.count("cannot be compared with the dashed baselines") == 2
     assert "Dashed lines: the loss of unigram and 3-gram on the same tokens." in page
 

@@ -148,6 +148,7 @@ def describe(name: str, model: str, rng: random.Random) -> dict[str, Any]:
             "peak_bytes": rng.randrange(400_000_000, 900_000_000),
             "joules": None,
             "tokens_per_second": tokens / seconds,
+            "tokens_per_second_range": [0.999 * tokens / seconds, 1.001 * tokens / seconds],
         },
         "baseline": False,
         "left_out": None,

@@ -86,6 +86,17 @@ def test_a_claim_has_the_command_that_tests_it_again(
     )
 
 
+def test_a_claim_says_how_much_text_was_read(tested: Path) -> None:
+    found = json.loads((tested / "claims.json").read_text(encoding="utf-8"))["claims"]
+    (claim,) = (claim for claim in found if claim["name"] == "glm-positions")
+    corpus = json.loads((tested / "glm-positions" / "race.json").read_text())["corpus"]
+    size, held_out = corpus["bytes"] / 1000, corpus["held_out_bytes"] / 1000
+    assert claim["text"] == (
+        f"{size:.3g} kB of text for training ({corpus['documents']} documents), {held_out:.3g} kB "
+        "held out"
+    )
+
+
 # Declarations
 
 
@@ -169,9 +180,31 @@ def test_words_say_who_is_ahead_and_whether_it_would_matter() -> None:
     )
     behind = effect_words(claim, part, Measured(-0.2, -0.6, 0.2, 1, {}), "points")
     assert behind == (
-        "electra is behind bert by 0.2 points (95 % interval of the gain -0.6 to 0.2, 1 seed; "
-        "less than the 1 points that would matter)"
+        "electra is behind bert by 0.2 points (95 % interval of the gain −0.6 to 0.2, 1 seed; "
+        "less than the 1 point that would matter)"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "end"),
+    [
+        (0.015, 0.001, 0.029, "; less than the 0.02 bits per byte that would matter, which the "
+         "interval does not exclude)"),
+        (-0.015, -0.029, -0.001, "; less than the 0.02 bits per byte that would matter, which the "
+         "interval does not exclude)"),
+        (0.010, 0.001, 0.019, "; less than the 0.02 bits per byte that would matter)"),
+        (0.015, -0.001, 0.031, " 3 seeds)"),  # nothing is shown, and it may be large
+        (0.025, 0.001, 0.049, " 3 seeds)"),
+    ],
+)  # fmt: skip
+def test_an_effect_that_is_shown_but_too_small_to_matter_says_so(
+    value: float, low: float, high: float, end: str
+) -> None:
+    (claim,) = claims(["memory"])
+    assert claim.effect == 0.02
+    measured = Measured(value, low, high, 3, {})
+    words = effect_words(claim, claim.parts[0], measured, "bits per byte")
+    assert words.endswith(end)
 
 
 def test_an_end_of_an_interval_is_told_from_0() -> None:
@@ -180,8 +213,8 @@ def test_an_end_of_an_interval_is_told_from_0() -> None:
     part = Part(first="tied", second="untied")
     words = effect_words(claim, part, Measured(-0.0047, -0.0091, -0.0003, 3, {}), "bits per byte")
     assert words.startswith(
-        "tied is behind untied by 0.0047 bits per byte (95 % interval of the gain -0.0091 to "
-        "-0.0003, 3 seeds"
+        "tied is behind untied by 0.0047 bits per byte (95 % interval of the gain −0.0091 to "
+        "−0.0003, 3 seeds"
     )
 
 

@@ -17,6 +17,7 @@ import kinfolk
 from kinfolk import UserError
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import train_tokenizer
+from kinfolk.metrics.comparison import Interval
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.comparison.budget import Cost, batch_flops
@@ -31,13 +32,14 @@ from kinfolk.workflows.comparison.compare import (
 from kinfolk.workflows.comparison.data import read_task
 from kinfolk.workflows.comparison.plan import Entrant, Job, Plan
 from kinfolk.workflows.comparison.pool import RaceCallback
-from kinfolk.workflows.comparison.results import learning_rates, measured_spread
+from kinfolk.workflows.comparison.results import learning_rates, measured_spread, unequal_notes
 from kinfolk.workflows.comparison.setup import (
     make_plan,
     processes_of_device,
     scaled,
     with_guessed_seconds,
 )
+from kinfolk.workflows.comparison.tables import unigram_sentences
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe
 from support.runs import text
@@ -60,6 +62,7 @@ BERT = "bert/nano (objective=mlm, task.dropout=0.1)"
 # Values that depend on time, memory or the present date.
 TIMES = {
     *("seconds", "seconds_range", "tokens_per_second", "peak_bytes", "joules"),
+    "tokens_per_second_range",
     *("created", "total_seconds", "measured"),
 }
 
@@ -177,6 +180,32 @@ def test_pseudo_likelihoods_are_not_compared_with_likelihoods(result: RaceResult
         )
 
 
+def test_an_encoder_that_is_no_better_than_counting_words_is_said_to_be(
+    result: RaceResult,
+) -> None:
+    """BERT of 60 steps, beside the unigram model of the same tokens."""
+    rows = {row["entrant"]: row for row in result.race["likelihood"]["rows"]}
+    unigram = rows["unigram"]["mean"]
+    assert rows[BERT]["unigram"] == unigram
+    assert "unigram" not in rows["<b>gpt</b>"] and "unigram" not in rows["unigram"]
+    where = "on the held-out text (pseudo-likelihood, each token from all others)"
+    assert [*unigram_sentences({"a": interval(unigram, 4.0)}, unigram, "t")] == [
+        f"a ({unigram:.3f}) is not better than counting words ({unigram:.3f}) on t"
+    ]
+    both = {"a": interval(2.0, 2.2), "b": interval(2.05, 2.3), "c": interval(1.9, 2.05)}
+    assert [*unigram_sentences(both, 2.1, "t")] == [
+        "a (2.000) and b (2.050) are not shown to be better than counting words (2.100) on t"
+    ]
+    sentence = f"is not better than counting words ({unigram:.3f}) {where}"
+    said = any(sentence in verdict for verdict in result.race["verdicts"])
+    assert said == (rows[BERT]["mean"] >= unigram)
+
+
+def interval(value: float, high: float) -> Interval:
+    """Return a score with the upper end of its interval."""
+    return Interval(value, 0.0, high, (value,))
+
+
 def test_runs_read_as_many_tokens_within_two_percent(result: RaceResult) -> None:
     """Those of the logs; the plan has the mean of a step."""
     read = {}
@@ -206,12 +235,51 @@ def test_runs_read_as_many_tokens_within_two_percent(result: RaceResult) -> None
     assert f"The runs read {least:,.0f} to {most:,.0f} tokens: " in page
 
 
+def test_runs_with_rows_of_random_length_read_as_many_tokens(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """ULMFiT's BPTT with three seeds, whose batches differ; the plan has the steps of each."""
+    chosen = {**SMALL, "tokens": 10_000, "seeds": 3, "samples": 0, "baselines": False}
+    found = compare(["gpt2/nano", "ulmfit/nano"], inputs[0], tmp_path / "race", **chosen)
+    measured = found.race["budget"]["measured"]
+    assert measured["spread"] <= 0.02
+    assert measured["spread"] == pytest.approx(found.race["budget"]["spread"], abs=0.01)
+    plan = Plan.read(found.path / "plan.json")
+    planned = plan.entrant_of["ulmfit/nano"]
+    assert len({*planned.seed_steps}) > 1 and not plan.entrant_of["gpt2/nano"].seed_steps
+    for seed, steps in enumerate(planned.seed_steps):
+        run = found.path / "runs" / "ulmfit-nano" / f"seed-{seed}"
+        assert len((run / "log.jsonl").read_text().splitlines()) == steps
+        assert Recipe.read(run / "recipe.json").train.steps == steps
+    (row,) = (row for row in found.race["entrants"] if row["name"] == "ulmfit/nano")
+    assert row["cost"]["steps_range"] == [min(planned.seed_steps), max(planned.seed_steps)]
+
+
+def test_runs_that_are_too_far_apart_are_said_to_be(result: RaceResult) -> None:
+    plan = Plan.read(result.path / "plan.json")
+    assert not unequal_notes(
+        plan, {"unit": "tokens", "low": 294_000, "high": 300_000, "spread": 0.02}
+    )
+    far = {"unit": "tokens", "low": 298_834, "high": 308_160, "spread": 0.031}
+    (note,) = unequal_notes(plan, far)
+    by_clock = replace(plan, budget={**plan.budget, "kind": "minutes"})
+    assert unequal_notes(by_clock, far)
+    # A repetition has the steps of another comparison, whatever seconds they take.
+    assert not unequal_notes(replace(by_clock, repeats="which"), far)
+    assert note == (
+        "The runs read 298,834 to 308,160 tokens: 3.1\u00a0% of the budget apart, which is more "
+        "than the 2\u00a0% that equal budgets allow: differences between entrants may come from "
+        "that."
+    )
+    assert not [note for note in result.race["notes"] if "budget apart" in note]
+
+
 def test_runs_do_as_many_flops_within_two_percent(
     inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Counted on every batch of a seed that the plan has not read, as many as the log has steps."""
     chosen = {**SMALL, "tokens": None, "flops": 6e9, "samples": 0, "baselines": False}
-    entrants = ["gpt2/nano", "bert/nano", "electra/nano", "t5/nano"]
+    entrants = ["gpt2/nano", "bert/nano", "electra/nano", "t5/nano", "ulmfit/nano"]
     found = compare(entrants, inputs[0], tmp_path / "race", **chosen)
     done = {}
     for name in entrants:
@@ -644,7 +712,12 @@ def test_the_seconds_of_runs_are_those_of_their_steps(result: RaceResult) -> Non
         seconds = [sum(json.loads(line)["seconds"] for line in lines) for lines in logs]
         assert len(seconds) == 2
         assert entrant["cost"]["seconds"] == pytest.approx(sum(seconds) / 2)
-        assert entrant["cost"]["seconds_range"] == pytest.approx([min(seconds), max(seconds)])
+        cost = entrant["cost"]
+        assert cost["seconds_range"] == pytest.approx([min(seconds), max(seconds)])
+        # It was the mean of the median speed of the steps, six times what tokens and time gave.
+        assert cost["tokens_per_second"] == pytest.approx(cost["tokens"] / cost["seconds"])
+        low, high = cost["tokens_per_second_range"]
+        assert low <= cost["tokens_per_second"] <= high
 
 
 def test_the_measured_spread_of_a_budget_in_minutes_is_that_of_all_runs() -> None:

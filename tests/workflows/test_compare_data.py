@@ -33,6 +33,7 @@ from kinfolk.workflows.comparison.data import (
     read_stored,
     read_task,
     task_files,
+    task_name,
     write_splits,
 )
 from kinfolk.workflows.comparison.plan import (
@@ -362,3 +363,22 @@ def test_processes_are_spread_over_the_devices(
     del workers.running["b"], workers.running["d"]
     workers.start("e")
     assert devices[-1] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("films/train.tsv,films/dev.tsv,films/test.tsv", "films"),
+        ("films/train.tsv.gz", "films"),
+        ("films", "films"),
+        ("films/said.tsv", "said.tsv"),
+        ("trains.tsv", "trains.tsv"),
+        ("train.tsv", "home"),
+    ],
+)
+def test_a_file_that_is_only_a_split_is_called_after_its_folder(
+    text: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home" / "films").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "home")
+    assert task_name(text) == name

@@ -11,11 +11,13 @@ from rich.table import Column
 from kinfolk.cli.app import EVALUATE, JSON, OUT, UNIT, command, flag, option
 from kinfolk.cli.options import UsageError
 from kinfolk.cli.output import (
+    duration,
     note,
+    numbers,
     print_json,
     print_line,
     print_table,
-    saved_on_interrupt,
+    saved_on_signal,
     table,
     visible,
 )
@@ -23,7 +25,7 @@ from kinfolk.cli.prepare import document_unit
 
 if TYPE_CHECKING:
     from kinfolk.workflows.claims.catalog import Claim
-    from kinfolk.workflows.claims.files import ClaimResult
+    from kinfolk.workflows.claims.files import ClaimResult, ClaimsSettings
 
 STYLES = {"holds": "green", "reversed": "red"}
 
@@ -48,6 +50,7 @@ def claims(
         "N", "Processes at a time; 0: all in this one [default: 1, or the number of GPUs].", max=256
     ),
     device: str = option("NAME", "auto, cpu or cuda.", default="auto"),
+    plan: bool = flag("--plan", "Print entrants, budgets and the estimated time; train nothing."),
     json: bool = JSON,
 ) -> None:
     """Test well-known claims, such as that ELECTRA beats BERT at equal compute.
@@ -65,13 +68,26 @@ def claims(
         return
     if not corpus:
         raise UsageError("missing --corpus PATH: text files or folders")
+    unit = document_unit(document)
+    if plan:
+        from kinfolk.workflows.claims.files import ClaimsSettings
+
+        settings = ClaimsSettings(
+            scale=catalog.scale_of(scale),
+            corpus=tuple(corpus),
+            tasks=tuple(task or ()),
+            seeds=seeds,
+            document=unit,
+            device=device,
+        )
+        show_plans(settings, names or (), jobs)
+        return
     if out is None:
         raise UsageError("missing -o DIR: the folder to write")
-    unit = document_unit(document)
     from kinfolk.cli.compare import terminal_progress
     from kinfolk.workflows.claims.run import run_claims
 
-    with saved_on_interrupt(lambda: "every finished job is kept; the same command continues"):
+    with saved_on_signal(lambda: "every finished job is kept; the same command continues"):
         results = run_claims(
             out,
             corpus,
@@ -101,6 +117,32 @@ def show_claims(chosen: Sequence["Claim"], *, json: bool) -> None:
         needs = ", ".join(["text", *(NEEDS[need] for need in claim.tasks)])
         shown.add_row(f"[bold]{claim.name}[/]", escape(claim.sentence), escape(claim.source), needs)
     print_table(shown)
+
+
+def show_plans(settings: "ClaimsSettings", names: Sequence[str], jobs: int | None) -> None:
+    """Print the entrants of each claim, their budget, and an estimate of the time."""
+    from kinfolk.reports.page import plural
+    from kinfolk.workflows.claims.run import plan_claims
+
+    shown = table(
+        Column("claim", no_wrap=True), "entrant", "budget", *numbers("parameters", "steps", "time")
+    )
+    total = 0.0
+    for claim, stage, found in plan_claims(settings, names, jobs=jobs):
+        if found is None:
+            shown.add_row(claim.name, "not run: no --task of its kind")
+            continue
+        total += sum(job.seconds for job in found.jobs)
+        for number, entrant in enumerate(found.entrants):
+            name = " ".join(filter(None, [claim.name, stage])) if not number else ""
+            seconds = sum(job.seconds for job in found.jobs if job.entrant == entrant.name)
+            numbers_shown = f"{entrant.parameters:,}", f"{entrant.steps:,}", duration(seconds)
+            words = str(found.budget["words"]) if not number else ""
+            shown.add_row(name, escape(visible(entrant.name)), words, *numbers_shown)
+    print_table(shown)
+    seed_words = plural(settings.seeds, "seed")
+    print_line(f"\n{seed_words} of each entrant; about {duration(total)}, of which pretraining is")
+    print_line("estimated from a few steps of each entrant, and other jobs are a guess")
 
 
 def show_results(results: Sequence["ClaimResult"], out: Path, *, json: bool) -> None:

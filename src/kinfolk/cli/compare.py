@@ -20,7 +20,7 @@ from kinfolk.cli.app import (
     flag,
     option,
 )
-from kinfolk.cli.options import UsageError, option_group
+from kinfolk.cli.options import UsageError, option_group, parse_count, parse_minutes
 from kinfolk.cli.output import (
     duration,
     note,
@@ -29,7 +29,7 @@ from kinfolk.cli.output import (
     print_json,
     print_line,
     print_table,
-    saved_on_interrupt,
+    saved_on_signal,
     table,
     visible,
 )
@@ -41,18 +41,21 @@ if TYPE_CHECKING:
 
 BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
 RUNTIME = "Runtime"
+BUDGETS = {"minutes": parse_minutes, "flops": parse_count, "tokens": parse_count}
 MAX_ROWS = 2**24
 MAX_SENTENCES = 20  # of the verdict on the terminal; race.json has all
 SECONDS_BETWEEN_LINES = 30.0  # about a job that runs
+MIN_SHARE = 0.05  # of a job that tells how long the rest of it takes
+TRAININGS = ("search", "pretrain", "finetune")  # kinds of jobs
 
 
 @dataclass(frozen=True)
 class BudgetOptions:
     """What each entrant may spend on pretraining."""
 
-    minutes: float | None = option("M", "Minutes of training, measured on this machine.")
-    flops: float | None = option("F", "FLOPs of forward and backward passes: 1e14.")
-    tokens: float | None = option("T", "Input tokens: 2e6.")
+    minutes: str | None = option("M", "Minutes of training, measured on this machine: 3, 90s.")
+    flops: str | None = option("F", "FLOPs of forward and backward passes: 1e14.")
+    tokens: str | None = option("T", "Input tokens: 2e6 or 2M.")
     search: int = option(
         "N", "Learning rates that each entrant tries within its budget; 0: that of its size.",
         default=0,
@@ -150,7 +153,7 @@ def compare(
         check_alone(context, "repeat", "out", "jobs")
         if out is None:
             raise UsageError("missing -o RACE: the folder to write")
-        check_new_folder(out, "choose another -o, or continue it with --resume")
+        check_new_race(out)
         from kinfolk.workflows.comparison.repeat import write_repetition
 
         write_repetition(repeat, out)
@@ -161,12 +164,16 @@ def compare(
     if out is None and not plan:
         raise UsageError("missing -o RACE: the folder to write")
     if out is not None:
-        check_new_folder(out, "choose another -o, or continue it with --resume")
+        check_new_race(out)
     if not data.corpus:
         raise UsageError("missing --corpus PATH: text, or a corpus from kinfolk prepare")
     from kinfolk.workflows.comparison.compare import plan_only, race_options
 
-    amounts = {name: vars(budget)[name] for name in ("minutes", "flops", "tokens")}
+    amounts = {
+        name: None if given is None else parse(given, f"--{name}")
+        for name, parse in BUDGETS.items()
+        for given in [vars(budget)[name]]
+    }
     settings = {**vars(data), **vars(scores), "device": device, "search": budget.search}
     settings["probes"] = not settings.pop("no_probes")
     settings["document"] = document_unit(data.document)
@@ -184,6 +191,12 @@ def compare(
         show_plan(plan_only(options, jobs=jobs, on_message=note))
     elif out is not None:
         run(options, out, jobs, json=json)
+
+
+def check_new_race(out: Path) -> None:
+    """Refuse a folder that is not new; one of a comparison can be continued."""
+    is_race = (out / "options.json").is_file()
+    check_new_folder(out, f"choose another -o{', or continue it with --resume' if is_race else ''}")
 
 
 def check_alone(context: typer.Context, name: str, *others: str) -> None:
@@ -207,7 +220,7 @@ def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:
             return "nothing was trained; run the same command again with a new folder"
         return f"every finished job is kept; continue with: kinfolk compare --resume {out}"
 
-    with saved_on_interrupt(saved):
+    with saved_on_signal(saved):
         if options is None:
             result = workflow.resume_race(out, jobs=jobs, callbacks=[progress])
         else:
@@ -216,7 +229,9 @@ def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:
         print_json(result.race)
         return
     show_race(result.race)
-    print_line(f"\ndone in {duration(time.monotonic() - began)}")
+    earlier = f"; jobs of earlier starts took {duration(progress.earlier)}"
+    took = duration(time.monotonic() - began)
+    print_line(f"\ndone in {took}{earlier if progress.earlier else ''}")
     print_line(f"page:   {out / 'race.html'}")
 
 
@@ -230,12 +245,20 @@ def terminal_progress() -> Any:
         def __init__(self) -> None:
             self._left: dict[str, Job] = {}
             self._done = self._total = 0
-            self._spent: dict[str, float] = defaultdict(float)  # seconds by kind
-            self._guessed: dict[str, float] = defaultdict(float)
+            # Seconds of jobs, by kind and entrant, by kind, and of all trainings.
+            self._spent: dict[Any, float] = defaultdict(float)
+            self._guessed: dict[Any, float] = defaultdict(float)
+            # When jobs began, the share that was done when that was first known, and now.
+            self._running: dict[str, tuple[float, float | None, float]] = {}
             self._shown = time.monotonic()
+            self.earlier = 0.0  # seconds of the jobs that earlier starts did
 
         def on_message(self, message: str) -> None:
             note(message)
+
+        def on_earlier(self, job: "Job", seconds: float) -> None:
+            self.earlier += seconds
+            self._learn(job, seconds)
 
         def on_plan(self, plan: "Plan", waiting: Sequence["Job"]) -> None:
             self._left = {job.name: job for job in waiting}
@@ -246,28 +269,62 @@ def terminal_progress() -> Any:
 
         def on_start(self, job: "Job") -> None:
             self._shown = time.monotonic()
+            self._running[job.name] = self._shown, None, 0.0
 
         def on_progress(self, job: "Job", share: float) -> None:
             now = time.monotonic()
+            began, first, _ = self._running.get(job.name, (now, None, 0.0))
+            if first is None:  # a job that is resumed begins in its middle
+                began, first = now, share
+            self._running[job.name] = began, first, share
             if now - self._shown >= SECONDS_BETWEEN_LINES:
                 self._shown = now
-                note(f"  {describe_job(job)}: {share:.0%}")
+                rest = duration(self._rest())
+                note(f"  {describe_job(job)}: {share:.0%}; about {rest} left")
 
         def on_done(self, job: "Job", seconds: float, failed: str | None) -> None:
             self._done += 1
             self._left.pop(job.name, None)
-            self._spent[job.kind] += seconds
-            self._guessed[job.kind] += job.seconds
+            self._running.pop(job.name, None)
+            self._learn(job, seconds)
             rest = duration(self._rest())
             end = f"left out: {failed}" if failed else duration(seconds)
             note(f"[{self._done}/{self._total}] {describe_job(job)}: {end}; about {rest} left")
 
         def _rest(self) -> float:
-            """Estimate the seconds left; kinds of jobs that were done correct the guesses."""
-            pace = {kind: self._spent[kind] / guess for kind, guess in self._guessed.items()}
-            return sum(pace.get(job.kind, 1.0) * job.seconds for job in self._left.values())
+            """Estimate the seconds left; jobs that were done correct the guesses of others."""
+            return sum(self._rest_of(job) for job in self._left.values())
+
+        def _learn(self, job: "Job", seconds: float) -> None:
+            """Keep how long a job took beside what was guessed."""
+            for key in keys_of(job):
+                self._spent[key] += seconds
+                self._guessed[key] += job.seconds
+
+        def _rest_of(self, job: "Job") -> float:
+            """Estimate the seconds left of a job, one that runs by the share that is done."""
+            guess = job.seconds
+            for key in keys_of(job, looked_up=True):
+                if self._guessed[key]:
+                    guess *= self._spent[key] / self._guessed[key]
+                    break
+            if job.name not in self._running:
+                return guess
+            began, first, share = self._running[job.name]
+            elapsed = time.monotonic() - began
+            if first is not None and share - first >= MIN_SHARE:
+                return elapsed * (1 - share) / (share - first)
+            return max(0.0, guess - elapsed)
 
     return TerminalProgress()
+
+
+def keys_of(job: "Job", *, looked_up: bool = False) -> list[Any]:
+    """Return what a job tells about the pace of others, and whose pace tells about it."""
+    is_training = job.kind in TRAININGS
+    # A baseline without a network takes no time, and says nothing about one.
+    general = [TRAININGS] if is_training or (looked_up and job.kind != "baseline") else []
+    return [(job.kind, job.entrant), job.kind, *general]
 
 
 def describe_job(job: "Job") -> str:
@@ -281,12 +338,15 @@ def describe_job(job: "Job") -> str:
 
 def show_plan(plan: "Plan") -> None:
     """Print the plan: what each entrant does, the tasks, and the time."""
-    rows = table("entrant", "objective", *numbers("parameters", "steps", "seconds a step"))
+    timed = plan.budget.get("timed")
+    seconds_title = "seconds a step" if timed else "guessed seconds a step"
+    rows = table("entrant", "objective", *numbers("parameters", "steps", seconds_title))
     for entrant in plan.entrants:
         seconds = f"{entrant.cost['seconds']:.4f}" if entrant.cost else ""
         shown = entrant.left_out or entrant.objective or ("baseline" if entrant.baseline else "-")
         count = f"{entrant.parameters:,}" if entrant.parameters else ""
-        steps = f"{entrant.steps:,}" if entrant.steps else ""
+        ends = dict.fromkeys(f"{of([entrant.steps, *entrant.seed_steps]):,}" for of in (min, max))
+        steps = " to ".join(ends) if entrant.steps else ""
         rows.add_row(escape(visible(entrant.name)), escape(visible(shown)), count, steps, seconds)
     print_table(rows)
     counts: dict[str, int] = {}
@@ -301,7 +361,10 @@ def show_plan(plan: "Plan") -> None:
         for name, reason in task.left_out.items()
     ]
     total = sum(job.seconds for job in plan.jobs)
-    print_facts([*facts, ("jobs", jobs), ("estimate", f"about {duration(total)}")])
+    how = "from a few steps of each entrant" if timed else "from FLOPs: no step was timed"
+    estimate = f"about {duration(total)}: pretraining {how}, other jobs a guess"
+    facts += [("jobs", jobs), ("estimate", estimate)]
+    print_facts(facts)
 
 
 def task_words(task: "PlannedTask") -> str:
@@ -339,7 +402,11 @@ def show_text(likelihood: Mapping[str, Any]) -> None:
     for row in likelihood["rows"]:
         is_pseudo = row["kind"] == "pseudo-likelihood"
         comparable[(row["words"], row.get("units", "")) if is_pseudo else ("", "")].append(row)
+    unigrams = [row for row in likelihood["rows"] if row["kind"] == "baseline"]
     for (method, units), found in sorted(comparable.items()):
+        if method:  # a model without context has the same pseudo-likelihood as likelihood
+            levels = {row.get("unigram") for row in found}
+            found += [row for row in unigrams if row["mean"] in levels]
         rows = table("entrant", *numbers("bits per byte", "95 % interval"), "kind")
         for row in sorted(found, key=lambda row: row["mean"]):
             name, interval = (
@@ -373,6 +440,7 @@ def show_task(task: Mapping[str, Any]) -> None:
         is_baseline = any(row["baseline"] for row in found if row)
         shown = f"{name} (baseline)" if is_baseline else name
         rows.add_row(escape(visible(shown)), *scores, interval)
-    print_table(rows, escape(visible(f"{task['name']} ({task['metric']}, {task['unit']})")))
+    metric = task.get("metric_title") or task["metric"]
+    print_table(rows, escape(visible(f"{task['name']} ({metric}, {task['unit']})")))
     for entry in task["left_out"]:
         print_line(f"{entry['entrant']} is left out: {entry['reason']}")

@@ -38,6 +38,9 @@ from kinfolk.config import (
 )
 from kinfolk.errors import UserError
 
+SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}  # of a number of tokens
+MINUTES_OF = {"MIN": 1.0, "S": 1 / 60, "M": 1.0, "H": 60.0}
+
 # Hidden names of options: those of earlier versions, and where several are given, the first that
 # the command has.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -102,6 +105,25 @@ class UsageError(UserError):
     """A wrong combination of options; the command line adds where its help is."""
 
     command = "kinfolk"
+
+
+def parse_count(text: str, option: str) -> float:
+    """Return a number of tokens or FLOPs that may have a suffix: 3B is 3e9."""
+    return parse_quantity(text, option, SUFFIXES, "3e9 or 3B")
+
+
+def parse_minutes(text: str, option: str) -> float:
+    """Return a number of minutes: 90s, 3m and 1.5h are 1.5, 3 and 90."""
+    return parse_quantity(text, option, MINUTES_OF, "3, 90s or 1.5h")
+
+
+def parse_quantity(text: str, option: str, units: Mapping[str, float], example: str) -> float:
+    """Return a number that may have one of these units."""
+    unit = next((unit for unit in units if text.upper().endswith(unit)), "")
+    try:
+        return float(text.strip().upper().removesuffix(unit)) * units.get(unit, 1.0)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a number: write {example}") from None
 
 
 class Command(TyperCommand):

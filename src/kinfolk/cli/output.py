@@ -24,6 +24,8 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from kinfolk.errors import Terminated
+
 MAX_CHARS = 60  # of a text in a cell
 # Control characters except tab and new line, which a terminal would obey.
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
@@ -269,6 +271,19 @@ def row_progress(
         ProgressReporter(bar, label, rows, in_bytes=False).printing_lines() as reporter,
     ):
         yield reporter
+
+
+@contextmanager
+def saved_on_signal(sentence: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP say what was saved and how to continue."""
+    from kinfolk.training.loop import raise_on_signals  # imports torch
+
+    try:
+        with saved_on_interrupt(sentence), raise_on_signals():
+            yield
+    except Terminated:
+        note(f"stopped: {sentence()}")
+        raise
 
 
 @contextmanager

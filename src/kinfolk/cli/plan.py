@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kinfolk.cli.app import JSON, MAX_TOKENS, MAX_VOCAB, TRAIN, command, flag, option
-from kinfolk.cli.options import UsageError
+from kinfolk.cli.options import SUFFIXES, parse_count
 from kinfolk.cli.output import numbers, print_facts, print_json, print_line, print_table, table
 from kinfolk.errors import UserError
 from kinfolk.training.device_specs import CPU, DEVICES
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from kinfolk.workflows.planning.check import StepCheck
     from kinfolk.workflows.planning.plan import TrainingPlan
 
-SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}  # of a number of tokens
 MODEL_AND_DATA, DEVICES_PANEL = "Model and data", "Devices"
 
 
@@ -106,15 +105,6 @@ def plan(
     show_plan(planned)
     if checked is not None:
         show_check(checked)
-
-
-def parse_count(text: str, option: str) -> float:
-    """Return a number of tokens that may have a suffix: 3B is 3e9."""
-    unit = SUFFIXES.get(text[-1:].upper(), 1.0)
-    try:
-        return float(text[:-1] if unit > 1 else text) * unit
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is not a number: write 3e9 or 3B") from None
 
 
 def run_check(plan: "TrainingPlan") -> "StepCheck":

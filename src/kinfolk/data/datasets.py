@@ -280,6 +280,24 @@ class ContiguousDataset(Dataset[Batch[Any]]):
             self._epoch = EpochLayout(number, *self.layout(number), segments)
         return self._epoch
 
+    def step_tokens(self, epoch: int) -> IntArray:
+        """Return the tokens of all parts of each step of an epoch."""
+        found = self.epoch(epoch)
+        starts, stops = found.streams[:-1, None], found.streams[1:, None]
+        tokens: IntArray = np.diff(np.minimum(starts + found.segments, stops)).sum(0)
+        return tokens
+
+    def steps_for(self, tokens: float) -> int:
+        """Return after how many steps a shuffled run has read about so many tokens: the nearest."""
+        epochs, rest = divmod(tokens, int(self.sizes.sum()))
+        ends = np.cumsum(np.append(0, self.step_tokens(int(epochs))))
+        return int(epochs) * len(self.segment_lengths) + int(np.abs(ends - rest).argmin())
+
+    def tokens_of(self, steps: int) -> int:
+        """Return the tokens that a shuffled run reads in its first steps."""
+        epochs, rest = divmod(steps, len(self.segment_lengths))
+        return epochs * int(self.sizes.sum()) + int(self.step_tokens(epochs)[:rest].sum())
+
     def layout(self, epoch: int) -> tuple[IntArray, IntArray, IntArray]:
         """Return the order of documents, their ends, and the streams of one epoch."""
         count = self.batch_size * self.parts

@@ -13,6 +13,8 @@ from kinfolk.metrics.text import BitsPerByte
 BITS = "bits per byte"
 DECIMALS = {"points": 1, BITS: 3}  # of the units, in sentences
 MAX_DECIMALS = 5
+# Baselines that know no text, and what to call them where a network is not above them.
+FLOORS = {"majority": "the largest class", "mean": "the mean of all rows", "unigram": ""}
 ROUNDING = 1e-9  # differences below it are none
 ROWS = {BITS: "held-out documents"}  # what an interval of one seed covers; else test rows
 
@@ -93,7 +95,7 @@ def format_alike(values: Sequence[float], unit: str) -> list[str]:
     decimals = DECIMALS.get(unit, 2)
     while decimals < MAX_DECIMALS and any(v and not round(v, decimals) for v in values):
         decimals += 1
-    return [f"{round(v, decimals) + 0.0:.{decimals}f}" for v in values]
+    return [f"{round(v, decimals) + 0.0:.{decimals}f}".replace("-", "−") for v in values]
 
 
 def unit_of(metric: Metric) -> tuple[str, float]:
@@ -128,6 +130,52 @@ def verdict_sentences(
         sentences += baseline_sentences(
             wording, baseline, [d for d in differences if baseline in (d.first, d.second)]
         )
+    return sentences
+
+
+def headline_sentences(
+    where: str,
+    unit: str,
+    intervals: Mapping[str, Interval],
+    differences: Sequence[Difference],
+    seeds: int,
+    *,
+    baselines: Collection[str] = (),
+    fixed: Collection[str] = (),
+    scale: float = 1.0,
+    lower_is_better: bool = False,
+    trained_on: str = "",
+) -> list[str]:
+    """Return what decides whether any network fits: whether it is better than no network.
+
+    That is the baseline that is ahead of all networks, the best one of several, and the largest
+    class (or the unigram model) where no network is shown to be better. The sentences are among
+    those of `verdict_sentences`, but for the last one, about networks at or below that class.
+    """
+    means = {name: interval.value for name, interval in intervals.items()}
+    wording = _Wording(where, unit, scale, means, seeds, baselines)
+    networks = {name for name in intervals if name not in baselines and name not in fixed}
+    sign = -1 if lower_is_better else 1
+    sentences: list[str] = []
+    if not networks:
+        return []
+    for name in sorted(baselines, key=lambda name: -sign * means[name]):
+        ahead = [d for d in differences if d.first == name and d.shown]
+        if {d.second for d in ahead} >= networks:
+            sentences += ahead_sentences(wording, ahead)
+            break
+    for name in [name for name in baselines if name in FLOORS]:
+        about = [d for d in differences if name in (d.first, d.second)]
+        if not any(d.shown and d.first in networks for d in about):
+            ties = baseline_sentences(wording, name, about)
+            sentences += [s for s in ties if s.startswith("no difference") and s not in sentences]
+        low = [n for n in intervals if n in networks and sign * (means[n] - means[name]) <= 0]
+        if low and FLOORS[name]:
+            scores = wording.numbers(*(means[n] for n in low), means[name])
+            listed = join_words([f"{n} ({s})" for n, s in zip(low, scores, strict=False)])
+            sentences.append(
+                f"{listed} learned nothing on {where}{trained_on}: {FLOORS[name]} has {scores[-1]}"
+            )
     return sentences
 
 

@@ -336,7 +336,8 @@ def number(value: float, digits: int | None) -> str:
         return significant(value)
     if not math.isfinite(value):
         return "–"
-    return f"{value:,.{digits}f}" if abs(value) < 1e6 else compact_number(value)
+    text = f"{value:,.{digits}f}" if abs(value) < 1e6 else compact_number(value)
+    return text.replace("-", "−")
 
 
 def significant(value: float | None, digits: int = 3, *, signed: bool = False) -> str:

@@ -1,5 +1,6 @@
 """The top of the race page: the verdict in words, and what each table says at a glance."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from markupsafe import Markup, escape
 from kinfolk.reports.page import duration, plural
 from kinfolk.reports.race_tables import byte_count, short
 from kinfolk.reports.race_view import Entrant, Json, Lead, finite
+
+ROUNDING = 1e-9  # of a share
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,9 @@ def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
         return Card(lead.title, best.name, score, [*kind, ahead], entrants[best.name].color)
     if not lead.behind:
         return Card(lead.title, "No difference shown", scale.metric, asides)
-    asides.append(f"No difference shown from {joined(equals)}.")
+    asides.append(f"Not shown to be ahead of {joined(equals)}.")
     asides.append(f"Shown to be ahead of {joined(behind)}.")
-    return Card(lead.title, f"{len(lead.equals) + 1} share the lead", scale.metric, asides)
+    return Card(lead.title, "Undecided", scale.metric, asides)
 
 
 def titled(name: str, entrants: Mapping[str, Entrant]) -> str:
@@ -111,6 +114,9 @@ def budget_card(race: Json) -> list[Card]:
     )
     if measured := budget.get("measured"):
         asides.append(measured_words(measured))
+        if measured["spread"] > (budget.get("tolerance") or math.inf) + ROUNDING:
+            allowed = f"{100 * budget['tolerance']:.0f}\u00a0%"
+            asides.append(f"That is more than the {allowed} that equal budgets allow.")
     words = str(budget["words"])
     return [Card("Budget", words.removesuffix(" each"), "for each entrant", asides)]
 
@@ -131,7 +137,10 @@ def measured_words(measured: Json) -> str:
 
 
 def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list[Card]:
-    """Say which entrant read the most tokens in a second, where all have the same tokens."""
+    """Say which entrant read the most tokens in a second, where all have the same tokens.
+
+    Its slowest seed must be faster than the fastest of all others: a machine may be busy.
+    """
     if len({one.get("corpus") for one in running if not one.get("baseline")}) > 1:
         return []
     speeds = {
@@ -142,6 +151,12 @@ def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list
     if len(speeds) < 2:
         return []
     fastest, slowest = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
+    ranges = {
+        one["name"]: (one.get("cost") or {}).get("tokens_per_second_range") or (0, math.inf)
+        for one in running
+    }
+    if any(ranges[fastest][0] <= ranges[name][1] for name in speeds if name != fastest):
+        return []
     ratio = speeds[fastest] / speeds[slowest]
     asides = [f"{ratio:.1f} times the speed of {slowest}, the slowest."] if ratio >= 1.05 else []
     unit = f"{short(speeds[fastest])} tokens per second in training"

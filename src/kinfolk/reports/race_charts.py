@@ -33,6 +33,7 @@ from kinfolk.reports.race_view import (
 Entrants = Mapping[str, Entrant]
 LEARNING_AXES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 OUTLIER_RANGES = 2  # a baseline is this many ranges of all entrants away from them
+HELD_OUT = "held-out text"
 TRADEOFF_COSTS = ("flops", "seconds", "tokens", "parameters", "peak_bytes", "joules")
 
 
@@ -42,7 +43,7 @@ def interval_panel(
     """Draw the mean and interval of every row, best first, over the baselines."""
     if not rows:
         return Markup()
-    outliers = outlying_baselines([*rows, *lines])
+    outliers = outlying_baselines([*rows, *lines], scale)
     one_method = len({row.words for row in rows}) == 1
     drawn = [
         IntervalRow(
@@ -62,15 +63,25 @@ def interval_panel(
     return panel + outlier_note(outliers, scale)
 
 
-def outlying_baselines(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """Return baselines so far from all entrants that drawing them would hide the differences."""
+def outlying_baselines(rows: Sequence[ScoreRow], scale: Scale) -> list[ScoreRow]:
+    """Return baselines so far behind all entrants that drawing them would hide the differences.
+
+    One that is ahead of all is what a reader must see.
+    """
     entrants = [row for row in rows if not row.baseline]
     if len(entrants) < 2:
         return []
     low = min(row.mean if row.low is None else row.low for row in entrants)
     high = max(row.mean if row.high is None else row.high for row in entrants)
     reach = OUTLIER_RANGES * (high - low)
-    return [row for row in rows if row.baseline and not low - reach <= row.mean <= high + reach]
+    ahead = low if scale.lower_is_better else high
+    return [
+        row
+        for row in rows
+        if row.baseline
+        and not low - reach <= row.mean <= high + reach
+        and not scale.better(row.mean - ahead)
+    ]
 
 
 def outlier_note(outliers: Sequence[ScoreRow], scale: Scale) -> Markup:
@@ -85,7 +96,7 @@ def outlier_note(outliers: Sequence[ScoreRow], scale: Scale) -> Markup:
 def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
     """Draw the score of every entrant by the number of labelled rows."""
     rows = score_rows(task["rows"], scale)
-    outliers = outlying_baselines(rows)
+    outliers = outlying_baselines(rows, scale)
     names = dict.fromkeys(row.name for row in rows if row not in outliers)
     series = []
     for name in names:
@@ -223,16 +234,40 @@ def tradeoff(race: Json, entrants: Entrants) -> dict[str, Any]:
     }
     cost_parts = choices([*costs], titles)
     score_parts = choices([*tables], {key: table[0] for key, table in tables.items()})
+    own = [one for one in running if not one.get("baseline")]
     parts = [
         {
             "cost": cost,
             "score": score,
             "chart": tradeoff_chart(costs[cost.key], cost.label, *tables[score.key][1:], entrants),
+            "missing": missing_words(own, costs[cost.key], cost.label, *tables[score.key][::2]),
         }
         for cost in cost_parts
         for score in score_parts
     ]
     return {"costs": cost_parts, "scores": score_parts, "parts": parts}
+
+
+def missing_words(
+    own: Sequence[Json], costs: Mapping[str, float], cost: str, title: str, rows: Sequence[ScoreRow]
+) -> str:
+    """Say which entrants have no dot in a chart of cost and score, and why."""
+    scored = {row.name for row in rows}
+    reasons: dict[str, list[str]] = {}
+    for one in own:
+        name, reason = one["name"], ""
+        if name not in scored:
+            reason = (
+                f"no likelihood of the {title}" if title == HELD_OUT else f"no score on {title}"
+            )
+        elif name not in costs and one.get("counted"):
+            reason = f"counted, not trained: no {cost} in the table of costs"
+        elif name not in costs:
+            reason = f"{cost} not known"
+        if reason:
+            reasons.setdefault(reason, []).append(name)
+    words = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+    return f"Not drawn: {'; '.join(words)}." if words else ""
 
 
 def score_tables(race: Json) -> list[tuple[str, Scale, list[ScoreRow]]]:
@@ -242,7 +277,7 @@ def score_tables(race: Json) -> list[tuple[str, Scale, list[ScoreRow]]]:
     if likelihood and likelihood.get("rows"):
         scale = text_scale(likelihood)
         exact = [row for row in likelihood["rows"] if row["kind"] == "likelihood"]
-        tables.append(("held-out text", scale, score_rows(exact, scale)))
+        tables.append((HELD_OUT, scale, score_rows(exact, scale)))
     for task in race.get("tasks") or ():
         if task.get("rows"):
             scale, last = task_scale(task), label_counts(task)[-1]

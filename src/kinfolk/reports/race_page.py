@@ -33,6 +33,10 @@ PSEUDO_HINT = (
     "probability of the text: these numbers are not bits that would encode it, and they are not "
     "ranked against likelihoods, nor against those of another method or of other units."
 )
+UNIGRAM_HINT = (
+    "Dashed: a unigram model of the same tokens. It has no context, so that its pseudo-likelihood "
+    "is its likelihood; what is not below it has learned no more than how often words occur."
+)
 LEARNING_HINT = (
     "Only losses of the same objective, with the same settings and the same tokenizer, share a "
     "panel: a loss of another kind says nothing about them. Lines join evaluations on held-out "
@@ -47,8 +51,9 @@ TRADEOFF_HINT = (
 )
 
 COST_HINT = (
-    "Of pretraining one seed. FLOPs: forward and backward passes, without the optimizer. A bar is "
-    "the share of the largest number in its column."
+    "Of pretraining one seed. FLOPs: forward and backward passes, without the optimizer. Time: "
+    "that of the steps, from reading a batch to the update of the weights, without evaluations; "
+    "tokens/s are tokens by that time. A bar is the share of the largest number in its column."
 )
 
 
@@ -142,12 +147,17 @@ def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> Te
     methods = [method for method, _ in panels]
     for (method, units), same in panels.items():
         pseudo = score_rows(same, scale)
-        apart = race_charts.interval_panel(pseudo, [], scale, entrants)
+        levels = {row.get("unigram") for row in same}
+        lines = [row for row in baselines if row.mean in levels]
+        apart = race_charts.interval_panel(pseudo, lines, scale, entrants)
         title = f"{PSEUDO_TITLE}, {method.removeprefix(PSEUDO).lstrip(', ')}".rstrip(", ")
         if methods.count(method) > 1:
             title += f", {units}"
         hint = PSEUDO_HINT if len(parts) == 1 else ""
-        parts.append(score_part(pseudo, found, scale, title=title, hint=hint, chart=apart))
+        if lines:
+            hint = f"{hint} {UNIGRAM_HINT}".strip()
+        listed = sorted([*pseudo, *lines], key=lambda row: row.mean)
+        parts.append(score_part(listed, found, scale, title=title, hint=hint, chart=apart))
     return TextSection(
         text_hint(ranked, baselines),
         [part for part in parts if part.rows],
@@ -214,7 +224,16 @@ def points_hint(rows: Sequence[ScoreRow]) -> str:
 def cost_hint(race: Json) -> str:
     """Say what the costs are, and how far apart the runs are in what the budget limits."""
     measured = (race.get("budget") or {}).get("measured")
-    return f"{COST_HINT} {race_cards.measured_words(measured)}" if measured else COST_HINT
+    entrants = race.get("entrants") or ()
+    counted = [e["name"] for e in entrants if e.get("counted") and not e.get("baseline")]
+    words = [COST_HINT, race_cards.measured_words(measured) if measured else ""]
+    if counted:
+        verb, are = ("counts", "is") if len(counted) == 1 else ("count", "are")
+        words.append(
+            f"{race_cards.joined(counted)} {verb} the text once and {are} outside of the budget: "
+            "no steps, no learning rate, and no time is measured."
+        )
+    return " ".join(filter(None, words))
 
 
 def not_sampled(left_out: Sequence[Json]) -> str:

@@ -278,7 +278,7 @@ def has_cost(row: TableRow) -> bool:
 
 def cost_value(entrant: Json, key: str) -> float | None:
     """Return a cost of an entrant; counting models have no parameters, steps or learning rate."""
-    if key == "lr" and entrant.get("counted"):
+    if key in ("lr", "steps") and entrant.get("counted"):
         return None
     return finite(entrant.get(key, (entrant.get("cost") or {}).get(key))) or None
 
@@ -306,6 +306,7 @@ def short(value: float) -> str:
 
 # Columns that have the smallest and the largest of an entrant's seeds: title, key, format.
 RANGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("steps by seed", "steps_range", lambda value: f"{value:,.0f}"),
     ("tokens by seed", "tokens_range", lambda value: f"{value:,.0f}"),
     ("time by seed", "seconds_range", duration),
 )

@@ -134,10 +134,10 @@ def race_entrants(race: Json) -> dict[str, Entrant]:
 def task_scale(task: Json) -> Scale:
     """Return how the scores of a task are written."""
     lower, maximum = bool(task.get("lower_is_better")), finite(task.get("maximum"))
+    metric = task.get("metric_title") or task["metric"]
     if lower or not maximum:
-        unit = task.get("unit") or task["metric"]
-        return Scale(task["metric"], unit, digits=3, lower_is_better=lower)
-    return Scale(task["metric"], task.get("unit") or "points", 100 / maximum)
+        return Scale(metric, task.get("unit") or metric, digits=3, lower_is_better=lower)
+    return Scale(metric, task.get("unit") or "points", 100 / maximum)
 
 
 def text_scale(likelihood: Json) -> Scale:

@@ -35,6 +35,8 @@ class Baseline:
     name: str
     loss: float  # nats per token
     bits_per_byte: float | None = None
+    # A model without context: its pseudo-likelihood is its likelihood.
+    is_unigram: bool = False
 
     @property
     def perplexity(self) -> float:
@@ -153,15 +155,19 @@ def bar_charts(report: Report, colors: dict[str, int]) -> list[tuple[str, Markup
                 not score.comparable,
             )
         )
-    lines = [
-        ReferenceLine(line.name, line.bits_per_byte)
-        for line in report.baselines
-        if line.bits_per_byte is not None
-    ]
     x = "bits per byte, lower is better"
     return [
-        (title, bars(values, lines if title == "Likelihood" else (), x=x))
+        (title, bars(values, reference_lines(report, title == "Likelihood"), x=x))
         for title, values in charts.items()
+    ]
+
+
+def reference_lines(report: Report, is_likelihood: bool) -> list[ReferenceLine]:
+    """Return the baselines of bits per byte: of a pseudo-likelihood the unigram model alone."""
+    return [
+        ReferenceLine(line.name, line.bits_per_byte)
+        for line in report.baselines
+        if line.bits_per_byte is not None and (is_likelihood or line.is_unigram)
     ]
 
 
@@ -172,10 +178,12 @@ def capitalized(text: str) -> str:
 
 def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[tuple[str, bool]]:
     """Compare a score with each baseline: [("12% below the 3-gram", True), ...]."""
-    if not score.comparable or not math.isfinite(score.loss):
+    if not math.isfinite(score.loss) or (not score.comparable and score.bits_per_byte is None):
         return []
     differences = []
     for baseline in baselines:
+        if not score.comparable and not (baseline.is_unigram and baseline.bits_per_byte):
+            continue
         ours, theirs = score.loss, baseline.loss
         if score.bits_per_byte is not None and baseline.bits_per_byte is not None:
             ours, theirs = score.bits_per_byte, baseline.bits_per_byte

@@ -375,6 +375,6 @@ def baseline_rows(baselines: Baselines) -> list[Baseline]:
     trigram = baselines.trigram
     per_byte = baselines.unigram * trigram.tokens / trigram.bytes / math.log(2)
     return [
-        Baseline("unigram entropy", baselines.unigram, per_byte),
+        Baseline("unigram entropy", baselines.unigram, per_byte, is_unigram=True),
         Baseline("3-gram, Kneser-Ney", trigram.loss, trigram.bits_per_byte),
     ]

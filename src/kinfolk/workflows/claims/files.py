@@ -35,6 +35,7 @@ class ClaimResult:
     words: str
     effects: tuple[Effect, ...] = ()
     races: tuple[str, ...] = ()  # folders, from that of all claims
+    text: str = ""  # how much was read, in words
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from kinfolk.data.documents import DocumentUnit, ReadOptions, read_documents
 from kinfolk.data.files import find_files
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
+from kinfolk.reports.page import plural
+from kinfolk.reports.race_tables import byte_count
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.claims.catalog import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
 from kinfolk.workflows.claims.files import (
@@ -30,14 +33,16 @@ from kinfolk.workflows.claims.files import (
 from kinfolk.workflows.claims.scores import Effect, claim_effects
 from kinfolk.workflows.comparison.compare import (
     OPTIONS_FILE,
+    PLAN_FILE,
     RESULT_FILE,
     check_document_unit,
+    plan_only,
     race_options,
     resume_race,
     start_race,
 )
 from kinfolk.workflows.comparison.data import read_task
-from kinfolk.workflows.comparison.plan import RaceOptions
+from kinfolk.workflows.comparison.plan import Plan, RaceOptions
 from kinfolk.workflows.comparison.pool import RaceCallback
 from kinfolk.workflows.folders import check_in_folder
 
@@ -78,18 +83,11 @@ def run_claims(
         document=document,
         device=device,
     )
-    check_document_unit(document)
-    if seeds < 2:
-        raise UserError(f"--seeds {seeds}: a verdict needs the spread of at least 2 seeds")
-    select_device(device)
-    chosen, out = claims(names), Path(out)
+    out = Path(out)
     check_in_folder(out)
     if out.is_file():
         raise UserError(f"{out} is a file: -o must name a folder")
-    check_corpus(settings.corpus)
-    by_need = tasks_by_need(settings)
-    for claim in chosen if names else ():
-        require_tasks(claim, by_need)
+    chosen, by_need = checked_claims(settings, names)
     found = {claim.name: read_claim(claim, settings, out) for claim in claims()}
     results = []
     for claim in chosen:
@@ -99,6 +97,44 @@ def run_claims(
         write_claims(out, settings, [result for result in found.values() if result is not None])
         on_message(f"{claim.name}: {results[-1].words}")
     return results
+
+
+def checked_claims(
+    settings: ClaimsSettings, names: Sequence[str]
+) -> tuple[list[Claim], dict[TaskNeed, str]]:
+    """Return claims by their names and the files of their tasks, with the settings checked."""
+    check_document_unit(settings.document)
+    if settings.seeds < 2:
+        raise UserError(f"--seeds {settings.seeds}: a verdict needs the spread of at least 2 seeds")
+    select_device(settings.device)
+    chosen = claims(names)
+    check_corpus(settings.corpus)
+    by_need = tasks_by_need(settings)
+    for claim in chosen if names else ():
+        require_tasks(claim, by_need)
+    return chosen, by_need
+
+
+def plan_claims(
+    settings: ClaimsSettings,
+    names: Sequence[str] = (),
+    *,
+    jobs: int | None = None,
+    on_message: OnMessage = lambda message: None,
+) -> Iterator[tuple[Claim, str, Plan | None]]:
+    """Yield each comparison of claims with its stage and plan; None without its kind of task.
+
+    Nothing is trained, and nothing is kept.
+    """
+    chosen, by_need = checked_claims(settings, names)
+    with tempfile.TemporaryDirectory(prefix="kinfolk-claims-") as folder:
+        for claim in chosen:
+            if missing_tasks(claim, by_need):
+                yield claim, "", None
+                continue
+            for stage, share in claim.stages.items():
+                options = claim_options(claim, settings, by_need, Path(folder), share)
+                yield claim, stage, plan_only(options, jobs=jobs, on_message=on_message)
 
 
 def check_corpus(paths: Sequence[Path]) -> None:
@@ -186,8 +222,16 @@ def read_claim(claim: Claim, settings: ClaimsSettings, out: Path) -> ClaimResult
     effects = claim_effects(claim, races)
     verdict = joint_verdict(effects)
     folders = [str(race.relative_to(out)) for race in races.values()]
+    corpus = Plan.read([*races.values()][-1] / PLAN_FILE).corpus
     own, words = ClaimsSettings.read(out / claim.name), verdict_words(verdict, effects)
-    return result_of(claim, own, effects, verdict, words, folders)
+    return replace(result_of(claim, own, effects, verdict, words, folders), text=text_words(corpus))
+
+
+def text_words(corpus: Mapping[str, Any]) -> str:
+    """Return how much text the entrants of a claim read, and how much was held out."""
+    trained, held_out = byte_count(corpus["bytes"]), byte_count(corpus["held_out_bytes"])
+    documents = plural(corpus["documents"], "document")
+    return f"{trained} of text for training ({documents}), {held_out} held out"
 
 
 def claim_options(

@@ -131,7 +131,7 @@ def decide(measured: Measured, margin: float) -> str:
 def effect_words(claim: Claim, part: Part, measured: Measured, unit: str) -> str:
     """Return an effect in a sentence, and whether it would matter."""
     value, low, high = format_alike((measured.value, measured.low, measured.high), unit)
-    size = value.removeprefix("-")
+    size = value.lstrip("−")
     where = f" ({part.stage})" if part.stage else ""
     if claim.measure == "probe":
         start = f"pretraining moves {part.second} by {value} {unit} more than {part.first}"
@@ -140,9 +140,18 @@ def effect_words(claim: Claim, part: Part, measured: Measured, unit: str) -> str
         start = f"{part.first} is {side} {part.second} by {size} {unit}"
     plural = "" if measured.seeds == 1 else "s"
     interval = f"95 % interval of the gain {low} to {high}, {measured.seeds} seed{plural}"
-    small = max(abs(measured.low), abs(measured.high)) < claim.effect and not part.margin
-    note = f"; less than the {claim.effect:g} {unit} that would matter" if small else ""
-    return f"{start}{where} ({interval}{note})"
+    return f"{start}{where} ({interval}{small_words(claim, part, measured, unit)})"
+
+
+def small_words(claim: Claim, part: Part, measured: Measured, unit: str) -> str:
+    """Say that an effect is smaller than what would matter, and whether it may be larger."""
+    is_shown = not measured.low <= 0 <= measured.high
+    may_matter = max(abs(measured.low), abs(measured.high)) >= claim.effect
+    if part.margin or abs(measured.value) >= claim.effect or (may_matter and not is_shown):
+        return ""
+    amount = f"{claim.effect:g} {unit.removesuffix('s') if claim.effect == 1 else unit}"
+    words = f"; less than the {amount} that would matter"
+    return f"{words}, which the interval does not exclude" if may_matter else words
 
 
 def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) -> str | None:

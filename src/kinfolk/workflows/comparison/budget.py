@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from kinfolk.batch import Batch
+from kinfolk.data.datasets import ContiguousDataset
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import has_static_shapes
 from kinfolk.training.capture import batch_key
@@ -22,7 +23,7 @@ from kinfolk.training.flops import FlopCounter
 from kinfolk.training.step import input_tokens
 from kinfolk.training.workload import optimizer_step, uses_bfloat16
 from kinfolk.workflows.comparison.step_timing import time_steps
-from kinfolk.workflows.pretrain import PretrainWorkload
+from kinfolk.workflows.pretrain import PretrainWorkload, training_batches
 from kinfolk.workflows.recipe import Recipe
 
 Kind = Literal["minutes", "flops", "tokens"]
@@ -44,7 +45,8 @@ HOW: dict[Kind, str] = {
     "tokens": (
         "Every run reads as many input tokens: those of the encoder and of the decoder, without "
         "padding, repeated ones included. Steps are the budget divided by the mean tokens of a "
-        "step, over real batches."
+        "step, over real batches; where rows have random lengths, the tokens of the batches of "
+        "each seed are added up until the budget is reached."
     ),
     "flops": (
         "Every run does as many FLOPs in its forward and backward passes. They are counted by "
@@ -157,8 +159,50 @@ def smallest_budget(kind: Kind, costs: Mapping[str, Cost], steps: int = MIN_STEP
 
 def budget_spread(budget: Budget, costs: Mapping[str, Cost], steps: Mapping[str, int]) -> float:
     """Return the difference between the dearest and the cheapest run, as a share of the budget."""
-    spent = [steps[name] * cost.of(budget.kind) for name, cost in costs.items()]
+    return spread_of([steps[n] * cost.of(budget.kind) for n, cost in costs.items()], budget)
+
+
+def spread_of(spent: Sequence[float], budget: Budget) -> float:
+    """Return how far apart runs are in what they spend, as a share of the budget."""
     return (max(spent) - min(spent)) / budget.per_run
+
+
+@dataclass(frozen=True)
+class RunSteps:
+    """The steps of all runs of an entrant."""
+
+    search: int  # of each learning rate
+    seeds: tuple[int, ...]
+    spent: tuple[float, ...]  # by seed, with the search, in the unit of the budget
+
+
+def run_steps(
+    budget: Budget, recipe: Recipe, cost: Cost, steps: int, *, search: int, seeds: int
+) -> RunSteps:
+    """Divide the steps of an entrant between the search of a learning rate and the runs.
+
+    Where batches differ in size, a run has the steps whose tokens come nearest to the budget.
+    """
+    of_search = max(1, round(steps * SEARCH_SHARE / search)) if search else 0
+    if budget.kind == "minutes" or not recipe.objective.recurrent:
+        left, spent = steps - search * of_search, steps * cost.of(budget.kind)
+        return RunSteps(of_search, (left,) * seeds, (spent,) * seeds)
+    per_token = cost.of(budget.kind) / cost.tokens
+    batches = [contiguous_batches(recipe, seed) for seed in range(seeds)]
+    searched = search * batches[0].tokens_of(of_search)
+    found = [max(1, each.steps_for(budget.per_run / per_token - searched)) for each in batches]
+    read = [each.tokens_of(count) for each, count in zip(batches, found, strict=True)]
+    spent_each = [per_token * (searched + tokens) for tokens in read]
+    return RunSteps(of_search, tuple(found), tuple(spent_each))
+
+
+def contiguous_batches(recipe: Recipe, seed: int) -> ContiguousDataset:
+    """Return the batches of a run whose rows continue from batch to batch."""
+    train = dataclasses.replace(recipe.train, seed=seed)
+    corpora = [share.open() for share in recipe.corpora]
+    batches = training_batches(dataclasses.replace(recipe, train=train), corpora, [1.0])
+    assert isinstance(batches, ContiguousDataset)
+    return batches
 
 
 def format_amount(budget: Budget) -> str:

@@ -190,6 +190,9 @@ def start_race(
             torch.set_num_threads(plan.threads)
             waiting = unfinished(plan, out)
             for callback in callbacks:
+                for job in plan.jobs:
+                    if (found := read_result(out, job)) is not None:
+                        callback.on_earlier(job, found["total_seconds"])
                 callback.on_plan(plan, waiting)
             partial = PartialRace(out, plan)
             if jobs:

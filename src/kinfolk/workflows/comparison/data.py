@@ -247,7 +247,7 @@ def read_task(text: str, options: RaceOptions) -> TaskRows:
         rows, given["test"] = hold_out(rows, TEST_SHARE)
     if "dev" not in given:
         rows, given["dev"] = hold_out(rows, DEV_SHARE)
-    name, notes = Path(text.split(",")[0]).name, []
+    name, notes = task_name(text), []
     limits = {"train": options.train_rows, "dev": MAX_DEV_ROWS, "test": options.test_rows}
     splits = {"train": rows, **given}
     for split, limit in limits.items():
@@ -265,6 +265,13 @@ def read_task(text: str, options: RaceOptions) -> TaskRows:
         )
     read_as = dataset.file_spec.description
     return TaskRows(name, task, **splits, notes=tuple(notes), read_as=read_as)
+
+
+def task_name(text: str) -> str:
+    """Return the name of a task: its file or folder, the folder of a file that is only a split."""
+    path = Path(text.split(",")[0])
+    is_split = path.name.split(".")[0] in SPLIT_NAMES["train"] and not path.is_dir()
+    return (path.resolve().parent.name if is_split else "") or path.name
 
 
 def task_files(text: str) -> dict[str, Path]:

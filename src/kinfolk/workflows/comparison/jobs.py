@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ def run_search(context: JobContext) -> dict[str, Any]:
 def run_pretrain(context: JobContext) -> dict[str, Any]:
     """Pretrain an entrant with one seed."""
     entrant, seed = context.entrant, context.job.seed
-    recipe = planned_recipe(entrant, steps=entrant.steps, lr=chosen_rate(context), seed=seed)
+    steps = entrant.steps_of(seed)
+    recipe = planned_recipe(entrant, steps=steps, lr=chosen_rate(context), seed=seed)
     if recipe.train.minutes is not None and not context.plan.repeats:
         minutes = context.plan.budget["amount"] - searched_seconds(context) / 60
         recipe = replace(recipe, train=replace(recipe.train, minutes=minutes))
@@ -219,8 +221,10 @@ def planned_recipe(entrant: PlannedEntrant, *, steps: int, lr: float | None, see
     train = replace(recipe.train, seed=seed, lr=recipe.train.lr if lr is None else lr)
     if steps != train.steps:
         warmup = max(1, round(train.warmup * steps / train.steps))
-        every = max(1, steps // 4)
-        train = replace(train, steps=steps, warmup=warmup, eval_every=every, save_every=every)
+        evaluate, save = (
+            ceil(n * steps / train.steps) for n in (train.eval_every, train.save_every)
+        )
+        train = replace(train, steps=steps, warmup=warmup, eval_every=evaluate, save_every=save)
     return replace(recipe, train=train)
 
 

@@ -183,6 +183,7 @@ class PlannedEntrant:
     corpus: str = ""  # folder
     recipe: Mapping[str, Any] | None = None  # of pretraining, as JSON
     steps: int = 0
+    seed_steps: tuple[int, ...] = ()  # of each seed, where they differ
     cost: Mapping[str, float] | None = None  # of one step: tokens, flops, seconds
     rates: tuple[float, ...] = ()  # learning rates of the search
     search_steps: int = 0  # of each of them
@@ -201,6 +202,10 @@ class PlannedEntrant:
     def size(self) -> str:
         """The name of the size."""
         return self.model.partition("/")[2]
+
+    def steps_of(self, seed: int) -> int:
+        """Return the steps of the run of a seed."""
+        return self.seed_steps[seed] if self.seed_steps else self.steps
 
     @property
     def pretrains(self) -> bool:

@@ -30,6 +30,9 @@ class RaceCallback:
     def on_message(self, message: str) -> None:
         """Called with a message about the data."""
 
+    def on_earlier(self, job: Job, seconds: float) -> None:
+        """Called before `on_plan` for each job that an earlier start has done."""
+
     def on_plan(self, plan: Plan, waiting: Sequence[Job]) -> None:
         """Called before jobs run, with those that have no result yet."""
 

@@ -13,7 +13,10 @@ import numpy as np
 from kinfolk.files import new_file
 from kinfolk.metrics.verdicts import join_words
 from kinfolk.reports.page import write
+from kinfolk.reports.race_cards import measured_words
 from kinfolk.reports.race_page import render
+from kinfolk.tasks.task import metric_title
+from kinfolk.workflows.comparison.budget import TOLERANCE
 from kinfolk.workflows.comparison.jobs import read_result
 from kinfolk.workflows.comparison.plan import (
     ALL_LABELS,
@@ -28,6 +31,7 @@ from kinfolk.workflows.comparison.tables import (
     Json,
     Results,
     corpus_names,
+    first,
     likelihood_table,
     task_table,
 )
@@ -48,6 +52,7 @@ SAMPLE_METRICS = (
 # Fields of an objective that say nothing about what is predicted, or are the same for all.
 SHARED_FIELDS = ("type", "special_tokens", "vocab_size", "max_length")
 RATE_SETTINGS = ("train.lr=", "train.matrix_lr=", "train.optimizer=")
+ROUNDING = 1e-9  # of a share
 # What a budget limits, and the cost of a run that says how much of it was spent.
 SPENT = {"minutes": "seconds", "flops": "flops", "tokens": "tokens"}
 
@@ -58,10 +63,13 @@ def build_race(race: Path, plan: Plan) -> Json:
     complete = all(result is not None for result in all_results.values())
     failures = {n: r["failed"] for n, r in all_results.items() if r is not None and r["failed"]}
     results = {n: r for n, r in all_results.items() if r is not None and not r["failed"]}
+    measured = measured_spread(plan, results)
     likelihood = likelihood_table(plan, results)
     tables = [task_table(race, plan, task, results, failures) for task in plan.tasks]
     sentences = [s for _, first, _ in tables for s in first] + likelihood["verdicts"]
     sentences += [s for _, _, others in tables for s in others]
+    found = [*(table for table, _, _ in tables), likelihood]
+    sentences = first([s for table in found for s in table["headlines"]], sentences)
     return {
         "schema": SCHEMA,
         "complete": complete,
@@ -70,7 +78,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "command": command_line(plan),
         "machine": plan.machine,
         "corpus": plan.corpus,
-        "budget": {**plan.budget, "measured": measured_spread(plan, results)},
+        "budget": {**plan.budget, "measured": measured, "tolerance": tolerance(plan)},
         "learning_rates": learning_rates(plan),
         "seeds": plan.options.seeds,
         "entrants": [entrant_row(plan, e, results, failures) for e in plan.entrants],
@@ -80,7 +88,7 @@ def build_race(race: Path, plan: Plan) -> Json:
         "samples": sample_rows(plan, results),
         "not_sampled": not_sampled(plan, failures),
         "verdicts": sentences,
-        "notes": [*plan.notes, *failure_notes(plan, failures)],
+        "notes": [*unequal_notes(plan, measured), *plan.notes, *failure_notes(plan, failures)],
     }
 
 
@@ -212,7 +220,9 @@ def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
         known = [run[name] for run in runs if run.get(name) is not None]
         return float(np.mean(known)) if known else None
 
-    names = ("tokens", "flops", "seconds", "joules", "tokens_per_second")
+    names = ("tokens", "flops", "seconds", "joules")
+    timed = [run for run in runs if run.get("tokens") and run.get("seconds")]
+    speeds = [run["tokens"] / run["seconds"] for run in timed]
     peak = max((run["peak_bytes"] or 0 for run in runs), default=0)
 
     def ends(name: str) -> list[float] | None:
@@ -221,6 +231,12 @@ def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
 
     return {
         **{name: mean(name) for name in names},
+        # Of all seeds together, so that it is the mean tokens by the mean seconds.
+        "tokens_per_second": sum(r["tokens"] for r in timed) / sum(r["seconds"] for r in timed)
+        if timed
+        else None,
+        "tokens_per_second_range": [min(speeds), max(speeds)] if timed else None,
+        "steps_range": ends("steps"),
         "seconds_range": ends("seconds"),
         "tokens_range": ends("tokens"),
         "search_seconds": search_seconds or None,
@@ -248,6 +264,23 @@ def measured_spread(plan: Plan, results: Results) -> Json | None:
     return {"unit": SPENT[kind], "low": low, "high": high, "spread": (high - low) / budget}
 
 
+def tolerance(plan: Plan) -> float | None:
+    """Return how far apart runs may be; None where they repeat steps, whatever they take."""
+    return None if plan.repeats and plan.budget["kind"] == "minutes" else TOLERANCE
+
+
+def unequal_notes(plan: Plan, measured: Json | None) -> list[str]:
+    """Say that runs are farther apart than a budget promises; nothing where they are not."""
+    allowed = tolerance(plan)
+    if measured is None or allowed is None or measured["spread"] <= allowed + ROUNDING:
+        return []
+    return [
+        f"{measured_words(measured).removesuffix('.')}, which is more than the "
+        f"{100 * allowed:.0f}\u00a0% that equal budgets allow: differences between entrants may "
+        "come from that."
+    ]
+
+
 # Probes and samples
 
 
@@ -258,7 +291,9 @@ def probe_tables(plan: Plan, results: Results) -> list[Json]:
         jobs = [j for j in plan.jobs if j.kind == "probe" and j.task == task.slug and not j.seed]
         rows = [row for job in jobs if job.name in results for row in results[job.name]["probe"]]
         if rows:
-            tables.append({"task": task.name, "metric": task.metric, "rows": rows})
+            title = metric_title(task.metric)
+            found = {"task": task.name, "metric": task.metric, "metric_title": title, "rows": rows}
+            tables.append(found)
     return tables
 
 

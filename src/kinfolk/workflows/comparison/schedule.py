@@ -75,7 +75,7 @@ def entrant_jobs(
     if entrant.gradient_free and seed:
         return
     if entrant.pretrains:
-        seconds = entrant.steps * (entrant.cost or {}).get("seconds", 0.0) + START_SECONDS
+        seconds = entrant.steps_of(seed) * (entrant.cost or {}).get("seconds", 0.0) + START_SECONDS
         yield Job(f"pretrain.{end}", "pretrain", group, entrant.name, seed, seconds=seconds)
         seconds = LIKELIHOOD_SECONDS
         yield Job(f"likelihood.{end}", "likelihood", group, entrant.name, seed, seconds=seconds)

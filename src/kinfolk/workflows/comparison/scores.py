@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kinfolk.batch import Loss, SegmentMemory
+from kinfolk.config import from_json
 from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import evaluation_dataset
@@ -44,8 +45,9 @@ def run_facts(run: Path, entrant: PlannedEntrant) -> dict[str, Any]:
     lines = log.read(run)
     if entrant.gradient_free:
         return {"steps": len(lines), "seconds": None, "curve": None}
-    cost = entrant.cost or {}
     speeds = log.speed_lines(run)
+    # Those that were read: the plan has the mean over the first steps.
+    tokens = round(sum(line["seconds"] * line["tokens_per_second"] for line in speeds))
     elapsed = [*accumulate(line["seconds"] for line in speeds)]
     every = max(1, len(lines) // CURVE_POINTS)
     shown = [
@@ -56,10 +58,8 @@ def run_facts(run: Path, entrant: PlannedEntrant) -> dict[str, Any]:
     return {
         "steps": len(lines),
         "seconds": elapsed[-1],
-        # Those that were read: the plan has the mean over the first steps.
-        "tokens": round(sum(line["seconds"] * line["tokens_per_second"] for line in speeds)),
-        "flops": cost["flops"] * len(lines),
-        "tokens_per_second": log.speed(run),
+        "tokens": tokens,
+        "flops": run_flops(entrant, steps=len(lines), tokens=tokens),
         "curve": {
             "steps": [lines[n]["step"] for n in shown],
             "seconds": [elapsed[n] for n in shown],
@@ -71,6 +71,18 @@ def run_facts(run: Path, entrant: PlannedEntrant) -> dict[str, Any]:
             "objective": entrant.objective,
         },
     }
+
+
+def run_flops(entrant: PlannedEntrant, *, steps: int, tokens: int) -> float:
+    """Return the FLOPs of a run, of steps that were counted on some of its batches.
+
+    Rows that continue from batch to batch are never padded, and may be of random lengths.
+    """
+    cost, recipe = entrant.cost or {}, from_json(dict(entrant.recipe or {}), group="recipe")
+    assert isinstance(recipe, Recipe)
+    if recipe.objective.recurrent:
+        return float(cost["flops"] * tokens / cost["tokens"])
+    return cost["flops"] * steps
 
 
 def model_likelihood(run: Path, corpus: Path, max_tokens: int, device: str) -> dict[str, Any]:

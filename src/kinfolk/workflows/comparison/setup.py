@@ -26,10 +26,12 @@ from kinfolk.workflows.comparison.budget import (
     TIMED_SHARE,
     Budget,
     Cost,
-    budget_spread,
+    RunSteps,
     budget_steps,
     describe,
     measure_costs,
+    run_steps,
+    spread_of,
 )
 from kinfolk.workflows.comparison.data import TextSource, make_corpus, tokenizer_key
 from kinfolk.workflows.comparison.plan import (
@@ -42,6 +44,7 @@ from kinfolk.workflows.comparison.plan import (
 )
 from kinfolk.workflows.comparison.schedule import race_jobs
 from kinfolk.workflows.comparison.scores import parameter_counts
+from kinfolk.workflows.comparison.step_timing import quick_seconds
 from kinfolk.workflows.comparison.tasks import (
     BATCH_SIZE,
     any_raw,
@@ -63,6 +66,7 @@ MAX_WARMUP = 0.1  # of the steps
 RATE_FACTOR = 3.0  # between two learning rates of a search
 NGRAM_ORDER = 5  # of the baseline
 FEW_SEEDS = 2  # so many show almost nothing
+QUICK_SECONDS = 1.0  # of timing an entrant, where the budget is not in minutes
 # A second, for the first estimate of the time: of a thread, and of a process that shares a GPU.
 GUESSED_FLOPS, GUESSED_FLOPS_CUDA = 2e10, 5e12
 
@@ -90,7 +94,7 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
     if few := few_seeds_note(entrants, options.seeds):
         on_message(few)
     on_message(f"measuring the steps of {plural(len(entrants), 'entrant')}")
-    entrants, spread = share_budget(entrants, budget, options, threads, jobs)
+    entrants, spread, timed = share_budget(entrants, budget, options, threads, jobs)
     common = baseline_key(corpora)
     entrants += baseline_entrants(options, corpora[common], has_tasks=bool(tasks))
     planned = plan_tasks(tasks, options, entrants, race, length)
@@ -103,6 +107,7 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
             "words": budget.words,
             "how": describe(budget),
             "spread": spread,
+            "timed": timed,
         },
         entrants=tuple(entrants),
         tasks=planned,
@@ -295,28 +300,44 @@ def share_budget(
     options: RaceOptions,
     threads: int,
     jobs: int,
-) -> tuple[list[PlannedEntrant], float]:
-    """Give each entrant the steps of the budget; return also their largest difference."""
+) -> tuple[list[PlannedEntrant], float, bool]:
+    """Give each entrant the steps of the budget.
+
+    Return also their largest difference, and whether the seconds of a step were measured.
+    """
     recipes = {
         e.name: recipe_of(e) for e in entrants if e.recipe is not None and not e.gradient_free
     }
     if not recipes:
-        return [*entrants], 0.0
+        return [*entrants], 0.0, False
     processes = processes_of_device(min(jobs, len(recipes) * options.seeds), options.device)
     timing = TIMED_SHARE * budget.per_run * options.seeds if budget.kind == "minutes" else None
     costs = measure_costs(recipes, timing=timing, processes=processes)
     steps = budget_steps(budget, costs, search=options.search)
-    spread = budget_spread(budget, costs, steps)
+    runs = {
+        name: run_steps(
+            budget,
+            recipes[name],
+            cost,
+            steps[name],
+            search=options.search,
+            seeds=options.seeds,
+        )
+        for name, cost in costs.items()
+    }
+    spread = spread_of([spent for found in runs.values() for spent in found.spent], budget)
+    timed_costs = {
+        name: with_timed_seconds(cost, recipes[name], steps[name] * options.seeds, threads)
+        for name, cost in costs.items()
+    }
     shared = []
     for entrant in entrants:
         if entrant.name not in costs:
             shared.append(entrant)
             continue
-        cost = with_guessed_seconds(costs[entrant.name], options.device, threads)
-        shared.append(
-            with_steps(entrant, recipes[entrant.name], steps[entrant.name], cost, options)
-        )
-    return shared, spread
+        cost = with_guessed_seconds(timed_costs[entrant.name], options.device, threads)
+        shared.append(with_steps(entrant, recipes[entrant.name], runs[entrant.name], cost, options))
+    return shared, spread, all(cost.seconds for cost in timed_costs.values())
 
 
 def processes_of_device(jobs: int, device: str) -> int:
@@ -324,6 +345,18 @@ def processes_of_device(jobs: int, device: str) -> int:
     if select_device(device).type == "cuda":
         jobs = ceil(jobs / torch.cuda.device_count())
     return max(1, jobs)
+
+
+def with_timed_seconds(cost: Cost, recipe: Recipe, steps: int, threads: int) -> Cost:
+    """Return a cost with the seconds of a few real steps, where they were not measured.
+
+    They are timed for a share of what all steps of an entrant may take, and not for long.
+    """
+    if cost.seconds:
+        return cost
+    guess = with_guessed_seconds(cost, recipe.train.device, threads).seconds
+    seconds = quick_seconds(recipe, min(QUICK_SECONDS, TIMED_SHARE * guess * steps))
+    return replace(cost, seconds=seconds or 0.0)
 
 
 def with_guessed_seconds(cost: Cost, device: str, threads: int) -> Cost:
@@ -334,30 +367,28 @@ def with_guessed_seconds(cost: Cost, device: str, threads: int) -> Cost:
 
 
 def with_steps(
-    entrant: PlannedEntrant, recipe: Recipe, steps: int, cost: Cost, options: RaceOptions
+    entrant: PlannedEntrant, recipe: Recipe, runs: RunSteps, cost: Cost, options: RaceOptions
 ) -> PlannedEntrant:
-    """Scale the schedule of an entrant to its steps; a search has a share of them."""
+    """Scale the schedule of an entrant to the steps of its first seed."""
     rates: tuple[float, ...] = ()
-    search_steps = 0
     if options.search:
         middle = (options.search - 1) / 2
         rates = tuple(
             float(f"{recipe.train.lr * RATE_FACTOR ** (n - middle):.3g}")
             for n in range(options.search)
         )
-        search_steps = max(1, round(steps * SEARCH_SHARE / options.search))
-        steps -= search_steps * options.search
-    train = scaled(recipe.train, steps, own_warmup=sets_warmup(entrant))
+    train = scaled(recipe.train, runs.seeds[0], own_warmup=sets_warmup(entrant))
     if options.budget_kind == "minutes":  # the steps are a first estimate
         share = 1 - SEARCH_SHARE if rates else 1.0
         train = replace(train, minutes=options.budget_amount * share)
     return replace(
         entrant,
         recipe=to_json(replace(recipe, train=train)),
-        steps=steps,
+        steps=runs.seeds[0],
+        seed_steps=runs.seeds if len({*runs.seeds}) > 1 else (),
         cost=dataclasses.asdict(cost),
         rates=rates,
-        search_steps=search_steps,
+        search_steps=runs.search,
     )
 
 

@@ -36,6 +36,7 @@ WARMUP_STEPS = 3  # before a step is timed: the first compiles
 ROUND_SECONDS = 0.25  # of one run in a round
 MIN_ROUNDS, MAX_ROUNDS = 7, 80
 MAX_ROUND_STEPS = 100
+MIN_QUICK_STEPS = 2
 UNREACHED = 10**9  # steps, more than any measurement does
 READY = "ready"  # what a process prints that has begun to train
 ERROR_LINES = 3  # of a process that failed
@@ -104,6 +105,24 @@ def time_steps(
             if len(recipes) == 1:
                 raise
         return {n: time_in_rounds({n: recipe}, rounds)[n] for n, recipe in recipes.items()}
+
+
+def quick_seconds(recipe: Recipe, seconds: float) -> float | None:
+    """Return the seconds of a step, from a few that are not compiled, for an estimate.
+
+    At least two are timed after a first one. None where the device has not the memory.
+    """
+    train = replace(recipe.train, compile="no", cuda_graph="no")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as log:
+        try:
+            run = TimedRun(replace(recipe, train=train), Path(folder), log)
+            run.seconds_per_step(1)
+            timed: list[float] = []
+            while len(timed) < MIN_QUICK_STEPS or sum(timed) < seconds:
+                timed.append(run.seconds_per_step(1))
+        except torch.OutOfMemoryError:
+            return None
+    return statistics.median(timed)
 
 
 def time_in_rounds(recipes: Mapping[str, Recipe], rounds: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The tables of race.json: scores of entrants on the same rows, and their differences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from kinfolk.metrics.comparison import (
     summarize,
 )
 from kinfolk.metrics.metric import Metric, Statistics
-from kinfolk.metrics.verdicts import unit_of, verdict_sentences
+from kinfolk.metrics.verdicts import headline_sentences, join_words, unit_of, verdict_sentences
+from kinfolk.reports.page import plural
 from kinfolk.tasks.task import task_class
 from kinfolk.workflows.comparison.data import read_stored
 from kinfolk.workflows.comparison.plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
@@ -55,18 +56,52 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
     rows: list[Json] = []
     differences: list[Difference] = []
     sentences: list[str] = []
-    for (words, _), compared in scores.items():
+    heads: list[str] = []
+    unigram = unigram_bits(plan, scores.get((LIKELIHOOD, TEXT), {}))
+    for (words, units), compared in scores.items():
         where = HELD_OUT if words == LIKELIHOOD else f"{HELD_OUT} ({words})"
         table = Table(BITS_PER_BYTE, compared, fixed, baselines)
-        rows += [{**table.row(name), **found[name]} for name in table.intervals]
+        # A model without context predicts a token as well with both sides as with none.
+        reference = unigram.get(units.partition(",")[0]) if words != LIKELIHOOD else None
+        extra = {} if reference is None else {"unigram": reference}
+        rows += [{**table.row(name), **found[name], **extra} for name in table.intervals]
         differences += table.differences
         sentences += table.sentences(where, plan.options.seeds)
+        heads += table.headlines(where, plan.options.seeds)
+        if reference is not None:
+            sentences += unigram_sentences(table.intervals, reference, where)
     return {
         "unit": "bits per byte",
         "rows": rows,
         "differences": [asdict(d) for d in differences],
-        "verdicts": sentences,
+        "verdicts": first(heads, sentences),
+        "headlines": heads,
     }
+
+
+def unigram_bits(plan: Plan, scores: Scores) -> dict[str, float]:
+    """Return the bits per byte of the unigram baseline, by the units of its tokens."""
+    corpora = corpus_names(plan)
+    return {
+        f"tokens of {corpora[plan.entrant_of[name].corpus]}": BITS_PER_BYTE.aggregate(found[0])
+        for name, found in scores.items()
+        if plan.entrant_of[name].baseline and plan.entrant_of[name].size == "1"
+    }
+
+
+def unigram_sentences(
+    intervals: Mapping[str, Interval], unigram: float, where: str
+) -> Iterator[str]:
+    """Say which pseudo-likelihoods are no better than counting words, or not shown to be."""
+    worse = [f"{name} ({i.value:.3f})" for name, i in intervals.items() if i.value >= unigram]
+    near = [
+        f"{name} ({i.value:.3f})" for name, i in intervals.items() if i.value < unigram <= i.high
+    ]
+    for names, words in ((worse, "not better"), (near, "not shown to be better")):
+        if names:
+            verb = "is" if len(names) == 1 else "are"
+            start = f"{join_words(names)} {verb} {words} than counting words"
+            yield f"{start} ({unigram:.3f}) on {where}"
 
 
 def score_words(entrant: PlannedEntrant, result: Json) -> str:
@@ -149,6 +184,27 @@ class Table:
             scale=scale,
         )
 
+    def headlines(self, where: str, seeds: int, trained_on: str = "") -> list[str]:
+        """Return the sentences that come first: whether networks are better than none."""
+        unit, scale = unit_of(self.metric)
+        return headline_sentences(
+            where,
+            unit,
+            self.intervals,
+            self.differences,
+            seeds,
+            baselines=self.baselines,
+            fixed=self.fixed,
+            scale=scale,
+            lower_is_better=self.metric.lower_is_better,
+            trained_on=trained_on,
+        )
+
+
+def first(heads: Sequence[str], sentences: Sequence[str]) -> list[str]:
+    """Return sentences with some of them, or others, at the beginning."""
+    return [*heads, *(s for s in sentences if s not in heads)]
+
 
 # Tasks
 
@@ -163,6 +219,7 @@ def task_table(
     scored: list[Json] = []
     differences: list[Json] = []
     sentences: list[list[str]] = []
+    heads: list[str] = []
     for labels in task.labels:
         jobs = [
             job
@@ -192,12 +249,17 @@ def task_table(
         differences += [{"labels": labels, **asdict(d)} for d in table.differences]
         where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
         sentences.append(table.sentences(where, plan.options.seeds))
+        if labels == ALL_LABELS:
+            rows_words = f" with {plural(task.train, 'row')}"
+            heads = table.headlines(where, plan.options.seeds, rows_words)
+            sentences[-1] = first(heads, sentences[-1])
     unit, _ = unit_of(metric)
     others = [s for part in reversed(sentences[:-1]) for s in part]
     table_json = {
         "name": task.name,
         "kind": task_class(task.kind).alias,
         "metric": metric.name,
+        "metric_title": metric.title or metric.name,
         "unit": unit,
         "maximum": metric.maximum,
         "lower_is_better": metric.lower_is_better,
@@ -210,6 +272,7 @@ def task_table(
             for name, reason in left_out_reasons(plan, task, results, failures).items()
         ],
         "verdicts": [*sentences[-1], *others],
+        "headlines": heads,
     }
     return table_json, sentences[-1], others
 
