@@ -42,7 +42,7 @@ from kinfolk.cli.output import (
 )
 from kinfolk.cli.pair_options import PAIRS, ScoredPairOptions
 from kinfolk.errors import UserError
-from kinfolk.workflows.folders import check_model_folder, check_new_page
+from kinfolk.workflows.folders import check_input_file, check_model_folder, check_new_page
 
 if TYPE_CHECKING:
     from kinfolk.objectives.evaluation import LikelihoodScores
@@ -298,8 +298,8 @@ def evaluate_test(
     assert test is not None
     check_model_folder(model)
     for file in (test, target, few_shot.fewshot_from):
-        if file is not None and not file.is_file():
-            raise UserError(f"no such file: {file}")
+        if file is not None:
+            check_input_file(file)
     if out is not None:
         check_new_page(out, (test, target, few_shot.fewshot_from, model), force=options.force)
     prompt = few_shot.given
