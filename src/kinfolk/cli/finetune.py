@@ -336,6 +336,7 @@ def finetune(
         run = run_in_stages(model, data, task_options, stage_options, out, settings)
         print_scores(run / "task", json=json)
         return
+    datasets = [] if data.suite is not None else data.read()  # before torch is imported
     train = training_function(
         model,
         model_options,
@@ -348,7 +349,6 @@ def finetune(
     if data.suite is not None:
         run_suite(data, train, out, device=training.get("device", "auto"), json=json)
         return
-    datasets = data.read()
     for dataset in datasets:
         for message in dataset.messages():
             note(message)

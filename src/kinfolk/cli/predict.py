@@ -57,8 +57,12 @@ def predict(
     if out is not None:
         check_new_file(out, (file, model), force=force)
         check_parent_folder(out)
-    from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.tasks.formats.labelled_file import LabelledFile
+    from kinfolk.workflows.input_checks import check_rows
+
+    labelled = LabelledFile(file)
+    check_rows(labelled)
+    from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.workflows.predict import (
         added_columns,
         format_notes,
@@ -69,7 +73,7 @@ def predict(
     )
 
     predictor = load_predictor(model, device=device, task_index=task_index, tokenizer=tokenizer)
-    labelled, report = LabelledFile(file), ReadReport()
+    report = ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
     notes = format_notes(predictor, labelled, spec)
     if not json:
