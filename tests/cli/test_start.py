@@ -1,6 +1,7 @@
 """Arguments, paths and combinations of options are checked before torch is imported."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,31 @@ def test_torch_is_not_imported(
         [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, check=True
     )
     assert found.stderr.splitlines()[-1] == f"{code} False", found.stderr
+
+
+@pytest.mark.parametrize(
+    ("load", "given", "spins"),
+    [
+        (1e6, {}, "2000"),
+        (1e6, {"OMP_NUM_THREADS": "2"}, "2000"),
+        (1e6, {"GOMP_SPINCOUNT": "7"}, "7"),
+        (1e6, {"OMP_WAIT_POLICY": "active"}, "None"),
+        (0.0, {}, "None"),
+    ],
+)
+def test_waiting_threads_sleep_soon_on_a_busy_machine_unless_the_user_chose(
+    load: float, given: dict[str, str], spins: str
+) -> None:
+    names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    code = f"import os\nos.getloadavg = lambda: ({load}, 0.0, 0.0)\n{CHILD}"
+    code += "\nprint(os.environ.get('GOMP_SPINCOUNT'), file=sys.stderr)"
+    found = subprocess.run(
+        [sys.executable, "-c", code, "members"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=inherited | given,
+    )
+    # Set where torch, whose library of threads reads it once, is not imported yet.
+    assert found.stderr.splitlines()[-2:] == ["0 False", spins]
