@@ -330,10 +330,20 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     return f"did you mean {_join_or(close)}?" if close else f"there are {', '.join(names)}"
 
 
+def same_names(name: str, names: Sequence[str]) -> list[str]:
+    """Return the choices that are other names of the same setting."""
+    same = [other for words in SYNONYMS if name.lower() in words for other in words]
+    return [other for other in dict.fromkeys(same) if other in names and other != name]
+
+
+def is_setting(name: str) -> bool:
+    """Return whether a name is that of a setting, here or in another library."""
+    return any(name.lower() in words for words in SYNONYMS)
+
+
 def suggestions(name: str, names: Sequence[str]) -> list[str]:
     """Return the choices closest to a wrong name."""
-    same = [other for words in SYNONYMS if name.lower() in words for other in words]
-    if known := [other for other in dict.fromkeys(same) if other in names and other != name]:
+    if known := same_names(name, names):
         return known
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     ratios = [difflib.SequenceMatcher(None, other, name).ratio() for other in close]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SYSTEM = Path("/")
+MIN_BUSY = 0.5  # of a CPU
 
 # Files of a control group: its limit, what it uses, and how much of that are cached files, which
 # the system frees when it needs to. Version 2, and version 1.
@@ -21,6 +22,15 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cpus_are_busy() -> bool:
+    """Return whether other programs used CPUs in the last minute that this process would use."""
+    try:
+        load = os.getloadavg()[0]
+    except OSError:  # the system does not tell
+        return False
+    return (os.cpu_count() or 1) - load < available_cpus() - MIN_BUSY
 
 
 def cpu_family(system: Path = SYSTEM) -> tuple[str, int]:

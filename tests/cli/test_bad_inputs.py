@@ -27,6 +27,14 @@ MISTAKES = [
     ("tokenizer train {bad}/latin.txt -o {new}", "{bad}/latin.txt is not UTF-8 at byte 13"),
     ("tokenizer train {bad}/blank.txt -o {new}", "{bad}/blank.txt is empty"),
     ("tokenizer train {bad}/nul.txt -o {new}", "{bad}/nul.txt holds a NUL byte on line 2"),
+    (
+        "tokenizer train {bad}/program -o {new}",
+        "{bad}/program is not UTF-8 at byte 8 (line 1): it is a binary file; give a file of text",
+    ),
+    (
+        "tokenizer train {bad}/wide.txt -o {new}",
+        "{bad}/wide.txt is not UTF-8 at byte 0 (line 1): convert it first, with iconv -f utf-16",
+    ),
     ("tokenizer train {bad}/cut.txt.gz -o {new}", "{bad}/cut.txt.gz is corrupt or truncated"),
     ("tokenizer train {bad}/cut.txt.xz -o {new}", "{bad}/cut.txt.xz is corrupt or truncated"),
     ("tokenizer train {bad}/cut.txt.zst -o {new}", "{bad}/cut.txt.zst is corrupt or truncated"),
@@ -237,7 +245,14 @@ MISTAKES = [
     ("pretrain --recipe {gpt2}/recipe.json -o {new} gpt2", "'gpt2' is not a setting"),
     ("pretrain --recipe {gpt2}/recipe.json -o {new} --length 9", "--recipe excludes"),
     ("finetune --resume {gpt2}", "kinfolk pretrain --resume"),
-    ("pretrain --resume {gpt2}", "is complete (12 steps)"),
+    (
+        "pretrain --resume {gpt2}",
+        "is complete (12 steps): start a new run with more --steps to train longer, or one",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o /proc/new",
+        "/proc/new: the folder /proc cannot be written: choose another -o",
+    ),
     ("pretrain --resume {tmp}", "{tmp} is not a run"),
     ("pretrain --resume {tmp}/none", "{tmp}/none is not a run"),
     ("pretrain --resume {text}", "{text}"),
@@ -862,6 +877,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty.txt").write_bytes(b"")
     (folder / "blank.txt").write_bytes(b" \n\n \n")
     (folder / "latin.txt").write_bytes(b"first line\nca\xe9\n")
+    (folder / "program").write_bytes(b"\x7fELF\0\0\0\0\xff\xfe")
+    (folder / "wide.txt").write_bytes("first line\n".encode("utf-16"))
     (folder / "nul.txt").write_bytes(b"first line\na\0b\n")
     whole = b"some text\n\n" * 1000
     (folder / "cut.txt.gz").write_bytes(gzip.compress(whole)[:-6])

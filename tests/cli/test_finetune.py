@@ -56,7 +56,9 @@ def test_a_run_says_what_it_read_and_ends_with_its_scores(
     assert "warning: dev accuracy" in said.err  # after 5 steps
     assert scores["messages"] == said.err.splitlines()[-len(scores["messages"]) :]
     best = find_model_folder(tmp_path / "run")
-    assert said.out.splitlines()[-2] == f"best model: {best}"
+    shown = tmp_path / "run" / "checkpoints" / "best"
+    assert said.out.splitlines()[-2] == f"best model: {shown}"
+    assert shown.resolve() == best
     following = f"next:       kinfolk evaluate {tmp_path / 'run'} --test FILE"
     assert said.out.splitlines()[-1] == following
     assert (best / "config.json").is_file()
@@ -298,6 +300,7 @@ def test_labels_that_only_dev_has_are_named(kinfolk: Kinfolk, files: Path, tmp_p
 # The words of a command, with {names} of folders; then what its sentence must say.
 MISTAKES = [
     ("bert/nano --train {files}/none -o {new}", "no such file: {files}/none"),
+    ("bert/nano --train {files} -o {new}", "{files} is a folder: give one of its files (TSV"),
     ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a family"),
     ("bert/tyni --train {train} -o {new}", "bert has no size 'tyni': did you mean tiny"),
     ("{tmp} --train {train} -o {new}", "{tmp} is neither a run"),

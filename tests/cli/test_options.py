@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from kinfolk.cli import load_app
 from kinfolk.cli.app import flag, option
 from kinfolk.cli.options import Command, UsageError, field_options, option_group
 from kinfolk.config import as_settings, config, field
@@ -151,3 +152,91 @@ def test_options_import_no_torch() -> None:
     code = "import sys, kinfolk.cli.options, kinfolk.training.config as c; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "torch" not in found.stdout.split()
+
+
+HINTS = {
+    "pretrain": [
+        ("--output_dir", "did you mean -o?"),
+        ("--checkpoint-every", "did you mean --save-every?"),
+        ("--per_device_train_batch_size", "did you mean --batch?"),
+        ("--num_train_epochs", "did you mean --steps?"),
+        ("--max_update", "did you mean --steps?"),
+        ("--warmup_ratio", "did you mean --warmup?"),
+        ("--max_seq_length", "did you mean --length?"),
+        ("--block_size", "did you mean --length?"),
+        ("--save_steps", "did you mean --save-every?"),
+        ("--eval_steps", "did you mean --eval-every?"),
+        ("--validate_interval", "did you mean --eval-every?"),
+        ("--logging_steps", "every step is logged, in RUN/log.jsonl"),
+        ("--fp16", "did you mean --precision?"),
+        ("--gradient_accumulation_steps", "did you mean --grad-accum?"),
+        ("--update_freq", "did you mean --grad-accum?"),
+        ("--weight_decay", "did you mean --weight-decay?"),
+        ("--max_grad_norm", "did you mean --grad-clip?"),
+        ("--lr_scheduler_type", "did you mean --schedule?"),
+        ("--report_to", "did you mean --logger?"),
+        ("--overwrite_output_dir", "-o must name a folder that is new or empty"),
+        ("--resume_from_checkpoint", "did you mean --resume?"),
+        ("--do_train", "are commands of their own"),
+        ("--train_file", "did you mean --corpus?"),
+        ("--n_layer", "write model.num_layers=VALUE"),
+        ("--dropout", "write model.dropout=VALUE"),
+        ("--use_cpu", "did you mean --device?"),
+        ("--model_name_or_path", "the model is the first argument"),
+    ],
+    "finetune": [
+        ("--output_dir", "did you mean -o?"),
+        ("--train_file", "did you mean --train?"),
+        ("--validation_file", "did you mean --dev?"),
+        ("--num_train_epochs", "did you mean --epochs or --steps?"),
+        ("--max_epoch", "did you mean --epochs or --steps?"),
+        ("--metric_for_best_model", "--metric chooses by what"),
+        ("--hidden_size", "write model.hidden_size=VALUE"),
+    ],
+    "evaluate": [
+        ("--test_file", "did you mean --test?"),
+        ("--overwrite_output_dir", "did you mean --force?"),
+        ("--max_length", "did you mean --length"),
+    ],
+    "generate": [
+        ("--max_length", "did you mean --max-new-tokens?"),
+        ("--num_beams", "did you mean --num-beams?"),
+        ("--bf16", "did you mean --precision?"),
+    ],
+    "predict": [
+        ("--output_file", "did you mean -o?"),
+        ("--test_file", "the file is the second argument"),
+        ("--no_cuda", "did you mean --device?"),
+    ],
+    "compare": [
+        ("--learning_rate", "write 'gpt2/nano train.lr=VALUE'"),
+        ("--lr", "write 'gpt2/nano train.lr=VALUE'"),
+        ("--per_device_train_batch_size", "did you mean --batch-size?"),
+    ],
+}
+NO_HINTS = [("predict", "--learning_rate"), ("generate", "--output_file"), ("compare", "--top_p")]
+
+
+def unknown(command: str, name: str) -> str:
+    """Return the sentence about an option that a command of kinfolk does not have."""
+    with pytest.raises(UsageError) as caught:
+        load_app()([command, name, "1"], prog_name="kinfolk", standalone_mode=False)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "hint"),
+    [(command, name, hint) for command, hints in HINTS.items() for name, hint in hints],
+)
+def test_an_option_of_another_library_is_answered_with_what_does_it_here(
+    command: str, name: str, hint: str
+) -> None:
+    sentence = unknown(command, name)
+    assert sentence.startswith(f"unknown option {name}: ") and hint in sentence
+
+
+@pytest.mark.parametrize(("command", "name"), NO_HINTS)
+def test_an_option_without_a_counterpart_is_not_answered_by_its_letters(
+    command: str, name: str
+) -> None:
+    assert "did you mean" not in unknown(command, name)

@@ -19,11 +19,14 @@ def test_a_plan_is_readable_at_50_columns(
     lines = said.out.splitlines()
     sentences = [line for line in lines if line.startswith(("- ", "! "))]
     assert all(len(line) <= 50 for line in lines if line not in sentences), said.out
-    facts = dict(line.split(maxsplit=1) for line in lines[:6])
+    begun = [line for line in lines[: lines.index("")] if not line.startswith(" ")]
+    facts = dict(line.split(maxsplit=1) for line in begun)
     assert facts["model"].strip() == "gpt2/nano, clm, adamw, bfloat16"
     assert facts["tokens"].startswith("3M, ")
     assert facts["steps"].strip() == "733 of 32 rows of 128 tokens"
     assert facts["device"].strip() == "2 x NVIDIA A100 80GB (SXM)"
+    assert facts["vocabulary"].strip() == "500 tokens"
+    assert "! does not fit" not in lines
     assert any(line.startswith("cost ") for line in lines)
     rows = {line.rsplit(maxsplit=4)[0] for line in lines[lines.index("") + 3 : -2]}
     assert rows == {"ddp", "fsdp", "tensor 2", "pipeline 2"}
@@ -71,6 +74,7 @@ def test_what_does_not_fit_is_marked_and_a_sentence_says_what_does(kinfolk: Kinf
     )
     assert said.code == 0
     assert "!" in next(line for line in said.out.splitlines() if line.startswith("ddp "))
+    assert "\n! does not fit\n" in said.out
     assert "\n- ddp does not fit: " in said.out
     assert "--devices 4 --parallel fsdp" in said.out
 
@@ -82,6 +86,7 @@ def test_what_does_not_fit_is_marked_and_a_sentence_says_what_does(kinfolk: Kinf
         (244.2, "244 device-hours"),
         (0.5, "30 device-minutes"),
         (0.0003875, "1.4 device-seconds"),
+        (1 / 3600, "1 device-second"),
         (1e-12, "under 0.01 device-seconds"),
     ],
 )
@@ -90,8 +95,19 @@ def test_the_time_of_devices_has_no_exponent(hours: float, words: str) -> None:
 
 
 def test_days_are_written_in_the_unit_that_they_are_read_in() -> None:
-    shown = [elapsed(days) for days in (1e6, 5.321, 0.25, 0.01, 1e-5)]
-    assert shown == ["2,740 years", "5.32 days", "6 hours", "14.4 minutes", "0.864 seconds"]
+    shown = [elapsed(days) for days in (1e6, 5.321, 0.25, 0.01, 1e-5, 1 / 86400)]
+    assert shown[:4] == ["2,740 years", "5.32 days", "6 hours", "14.4 minutes"]
+    assert shown[4:] == ["0.864 seconds", "1 second"]
+
+
+def test_what_was_not_given_is_said_to_be_assumed(kinfolk: Kinfolk) -> None:
+    said = " ".join(kinfolk("plan", "gpt2/nano", "--tokens", "3M").out.split())
+    assert "vocabulary 50,257 tokens, of the paper; --vocab-size N for yours tokens 3M" in said
+    assert "device 1 x NVIDIA H200 (SXM), the default; --gpu NAME for yours time " in said
+    assert "device-" not in said  # of one device the time is the elapsed one
+    assert ", of the steps alone share of peak " in said
+    given = kinfolk("plan", "gpt2/nano", "--tokens", "3M", "--gpu", "cpu", "--vocab-size", 500)
+    assert " for yours" not in given.out
 
 
 def test_one_of_a_thing_is_singular_and_names_are_those_of_families_with_a_plan(

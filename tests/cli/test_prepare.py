@@ -36,6 +36,21 @@ def test_what_is_told_is_what_is_there(kinfolk: Kinfolk, home: Home, tmp_path: P
     assert [tokenizer.decode(corpus.document(i)) for i in range(corpus.documents)] == blocks
 
 
+def test_characters_of_several_tokens_are_pointed_out(kinfolk: Kinfolk, tmp_path: Path) -> None:
+    words = [chr(0x4E00 + n % 900) + chr(0x4E00 + 7 * n % 900) for n in range(4000)]
+    text = tmp_path / "zh.txt"
+    text.write_text("\n\n".join("".join(words[n : n + 40]) for n in range(0, 4000, 40)))
+    said = {}
+    for size in (400, 1500):
+        tokenizer = tmp_path / f"tok{size}"
+        train = ("tokenizer", "train", text, "--vocab-size", size, "-o", tokenizer)
+        assert kinfolk(*train).code == 0
+        said[size] = kinfolk("prepare", text, "--tokenizer", tokenizer, "-o", tmp_path / f"c{size}")
+    assert "a character takes 1.9 tokens, so that" in said[400].err
+    assert "tokenizer with a larger --vocab-size" in said[400].err
+    assert "a character takes" not in said[1500].err
+
+
 def test_a_part_can_be_held_out(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
     kinfolk(
         "prepare", home.text, "--tokenizer", home.tokenizer, "-o", tmp_path / "c", "--holdout", 0.2

@@ -157,7 +157,8 @@ def test_a_run_begins_with_its_size_and_ends_with_the_next_command(
         "gpt2/nano: 129,024 parameters, 512 tokens in 0.126 epochs, 0.00397"
     )
     assert re.fullmatch(
-        r"memory: about [\d.]+ MB of [\d.,]+ GB; disk: 1 checkpoint of 1.57 MB of [\d.,]+ [GT]B",
+        r"memory: about [\d.]+ MB beside the [\d.,]+ [MG]B of the process, of [\d.,]+ GB; "
+        r"disk: 1 checkpoint of 1.57 MB of [\d.,]+ [GT]B",
         estimate[1],
     )
     assert header[0] == "objective clm, cpu fp32"

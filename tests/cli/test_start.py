@@ -1,5 +1,7 @@
 """Arguments, paths and combinations of options are checked before torch is imported."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,22 @@ COMMANDS = [
     ("verify-resume gpt2 --corpus {tmp}/none", 2),
     ("verify-resume gpt2 --steps 0", 2),
 ]
+COMMANDS += [
+    ("predict {run} {bad}/empty.tsv", 2),
+    ("predict {run} {bad}/program", 2),
+    ("evaluate {run} --test {bad}/empty.tsv", 2),
+    ("evaluate {run} --test {bad}/program", 2),
+    ("evaluate {run} --test {bad}/unlabelled.tsv", 2),
+    ("evaluate {run} --text {bad}/program", 2),
+    ("evaluate {run} --text {bad}/empty.tsv", 2),
+    ("pretrain gpt2 --corpus {corpus} -o {tmp}/new --steps 9 --minutes 2", 2),
+    ("pretrain gpt2 --corpus {corpus} -o {tmp}/new train.steps=9 train.minutes=2", 2),
+    ("pretrain gpt2 --corpus {corpus} -o /proc/new", 2),
+    ("finetune bert --train {bad}/rows.tsv --task clasify -o {tmp}/new", 2),
+    ("finetune bert --train {bad}/rows.tsv --columns body,label -o {tmp}/new", 2),
+    ("finetune bert --train {bad}/program -o {tmp}/new", 2),
+    ("finetune bert --train {bad} -o {tmp}/new", 2),
+]
 CHILD = """
 import sys
 from kinfolk.cli import main
@@ -89,11 +107,73 @@ print(code, "torch" in sys.modules, file=sys.stderr)
 """
 
 
+RUN = {
+    "type": "finetune",
+    "datasets": [
+        {
+            "file_spec": {
+                "task": "classify",
+                "format": "table",
+                "description": "",
+                "columns": {"type": "columns", "texts": ["text"], "label": "label"},
+                "header": True,
+            }
+        }
+    ],
+    "formulations": [{"task": {"labels": ["good", "poor"]}}],
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write the recipe of a fine-tuned run, and labelled files that are wrong."""
+    run, bad = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("bad")
+    (run / "recipe.json").write_text(json.dumps(RUN), encoding="utf-8")
+    (bad / "empty.tsv").touch()
+    (bad / "program").write_bytes(b"\x7fELF\0\0\xff\xfe")
+    rows = ["a fine day\tgood", "a bad day\tpoor"] * 4
+    (bad / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
+    without = [row.partition("\t")[0] + "\t" for row in rows]
+    (bad / "unlabelled.tsv").write_text("\n".join(["text\tlabel", *without]), encoding="utf-8")
+    return {"run": run, "bad": bad}
+
+
 @pytest.mark.parametrize(("words", "code"), COMMANDS, ids=[words for words, _ in COMMANDS])
-def test_torch_is_not_imported(words: str, code: int, home: Home, tmp_path: Path) -> None:
+def test_torch_is_not_imported(
+    words: str, code: int, home: Home, inputs: dict[str, Path], tmp_path: Path
+) -> None:
     folders = {"tmp": tmp_path, "text": home.text, "tok": home.tokenizer, "corpus": home.corpus}
+    folders |= inputs
     arguments = [word.format(**folders) for word in words.split()]
     found = subprocess.run(
         [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, check=True
     )
     assert found.stderr.splitlines()[-1] == f"{code} False", found.stderr
+
+
+@pytest.mark.parametrize(
+    ("load", "given", "spins"),
+    [
+        (1e6, {}, "2000"),
+        (1e6, {"OMP_NUM_THREADS": "2"}, "2000"),
+        (1e6, {"GOMP_SPINCOUNT": "7"}, "7"),
+        (1e6, {"OMP_WAIT_POLICY": "active"}, "None"),
+        (0.0, {}, "None"),
+    ],
+)
+def test_waiting_threads_sleep_soon_on_a_busy_machine_unless_the_user_chose(
+    load: float, given: dict[str, str], spins: str
+) -> None:
+    names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    code = f"import os\nos.getloadavg = lambda: ({load}, 0.0, 0.0)\n{CHILD}"
+    code += "\nprint(os.environ.get('GOMP_SPINCOUNT'), file=sys.stderr)"
+    found = subprocess.run(
+        [sys.executable, "-c", code, "members"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=inherited | given,
+    )
+    # Set where torch, whose library of threads reads it once, is not imported yet.
+    assert found.stderr.splitlines()[-2:] == ["0 False", spins]

@@ -90,6 +90,18 @@ def test_a_table_of_curves_has_their_newest_values() -> None:
     assert len(curve_table([many], 1)) == TABLE_ROWS
 
 
+def test_a_legend_has_the_last_measurement_not_the_mean_that_is_drawn() -> None:
+    steps = [*range(1, 101)]
+    losses = [7 - 0.01 * step + 0.2 * (step % 2) for step in steps]
+    curve = chart_json(line_chart([Series("train", steps, losses)], x="step", y="loss"))["series"][
+        0
+    ]
+    assert curve["last"] == pytest.approx(losses[-1])
+    assert curve["points"][-1][1] != pytest.approx(losses[-1], abs=0.05)
+    empty = chart_json(line_chart([Series("none", [], [])], x="step", y="loss"))
+    assert empty["series"][0]["last"] is None
+
+
 def test_smoothing_keeps_the_first_point_and_a_straight_line() -> None:
     line = np.linspace(9, 3, 500)
     np.testing.assert_allclose(running_mean(line)[:480], line[:480])

@@ -93,6 +93,20 @@ def test_small_values_keep_their_digits() -> None:
     assert "<dt>step 1,500</dt>" in page
 
 
+def test_only_what_was_put_into_a_mask_is_marked() -> None:
+    filled = [(4, "the cat saw us."), (8, "the cat"), (12, "something else")]
+    timeline = SampleTimeline("fills a mask", "the [MASK] saw us.", filled)
+    page = render(Report(title="m", timelines=[timeline]))
+    shown = re.findall(r"<dd>(.*?)</dd>", page)
+    assert shown == [
+        "the <mark>cat</mark> saw us.",
+        "the <mark>cat</mark>",  # cut
+        "<mark>something else</mark>",
+    ]
+    plain = SampleTimeline("continues a text", "the cat", [(4, "the cat saw us.")])
+    assert "<mark>the cat saw us.</mark>" in render(Report(title="m", timelines=[plain]))
+
+
 def test_the_page_is_closed_and_needs_nothing_beside_it() -> None:
     page = render(full())
     assert not re.search(r"(src|href)\s*=|url\(|@import", without_scripts(page))

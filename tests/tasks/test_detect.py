@@ -391,3 +391,21 @@ def test_a_tagger_has_one_column_of_words(tmp_path: Path) -> None:
     path = file(tmp_path, "a.txt", "so X O", "", "it X O")
     with pytest.raises(UserError, match="--columns 1,2,3: a tagger reads one column of words"):
         detect_format(path, task="tag", columns=parse_columns("1,2,3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("a.tsv", ["sentence\tlabel", *["a fine day\tgood", "a bad day\tpoor"] * 3]),
+        ("a.jsonl", ['{"sentence": "a fine day", "label": "good"}'] * 3),
+    ],
+)
+def test_a_text_column_that_is_not_there_is_refused_before_the_rows_are_read(
+    name: str, lines: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    columns = Columns(("text",), "label")
+    with pytest.raises(UserError, match="has no 'text': choose one of sentence, label"):
+        detect_format(tmp_path / name, columns=columns)
+    found = detect_format(tmp_path / name, columns=Columns(("sentence",), "label"))
+    assert found.description == "classify column sentence by column label"

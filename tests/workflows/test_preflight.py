@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kinfolk.errors import UserError
 from kinfolk.machine import available_memory, free_disk
 from kinfolk.training.distributed import Processes
 from kinfolk.training.loop import Callback
+from kinfolk.training.memory import resident_bytes
 from kinfolk.workflows import pretrain as workflow
 from kinfolk.workflows.planning.preflight import Room, check_finetuning, check_pretraining
 from kinfolk.workflows.recipe import Recipe, recipe
@@ -168,6 +170,24 @@ def test_the_callbacks_of_the_first_process_hear_the_estimate(home: Home, tmp_pa
         found = workflow.estimated(run(home), tmp_path / "run", [Listener()], processes)
         workflow.announce_estimate(found, [Listener()], processes)
         assert [line.split()[0] for line in heard] == ["gpt2/nano:", "memory:"]
+
+
+def test_what_the_process_has_already_is_said_beside_the_estimate(
+    home: Home, tmp_path: Path
+) -> None:
+    chosen = run(home)
+    here = Room.here(torch.device("cpu"), tmp_path, Processes())
+    resident = resident_bytes("VmRSS")
+    assert resident is not None and here.held == pytest.approx(resident, rel=0.2)
+    full = Room("this machine", LARGE, LARGE, held=600_000_000)
+    _, line = check_pretraining(chosen, tmp_path / "run", room=full).lines
+    assert " MB beside the 600 MB of the process, of 1,000.0 TB; disk: " in line
+    # The weights of a model that is built are in the process, and in the estimate: not twice.
+    model = chosen.model.build()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Room, "here", lambda *_: Room("this machine", 10**9, LARGE, held=10**8))
+        (line,) = check_finetuning(model, chosen.train, tmp_path).lines
+    assert "memory: 2.09 MB beside the 99.5 MB of the process, of 1 GB, and activations" in line
 
 
 def test_finetuning_that_cannot_fit_is_refused(home: Home, tmp_path: Path) -> None:

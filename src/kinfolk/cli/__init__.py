@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinfolk.errors import UserError
 from kinfolk.files import DISK_FULL_ERRNOS, error_number
+from kinfolk.machine import cpus_are_busy
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -19,6 +20,20 @@ MODULES = (  # of the commands
     *("prefixes", "prepare", "pretrain", "probe", "push", "quickstart", "tokenizer", "translate"),
     "verify_resume",
 )
+
+
+# How often a waiting thread of libgomp looks before it sleeps, about 0.1 ms. Its default, some
+# milliseconds, is faster where nothing else runs and several times slower where CPUs are shared.
+SPIN_COUNT = "2000"
+
+
+def limit_spinning() -> None:
+    """Let waiting threads sleep soon on a busy machine, unless the user has chosen how they wait.
+
+    Before torch is imported: its library of threads reads this once.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys() and cpus_are_busy():
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def load_app() -> "Typer":
@@ -32,6 +47,7 @@ def load_app() -> "Typer":
 
 def main() -> None:
     """Run the command line."""
+    limit_spinning()
     from rich.markup import escape
     from typer import TyperException
 

@@ -42,7 +42,7 @@ from kinfolk.cli.output import (
 )
 from kinfolk.cli.pair_options import PAIRS, ScoredPairOptions
 from kinfolk.errors import UserError
-from kinfolk.workflows.folders import check_model_folder, check_new_page
+from kinfolk.workflows.folders import check_input_file, check_model_folder, check_new_page
 
 if TYPE_CHECKING:
     from kinfolk.objectives.evaluation import LikelihoodScores
@@ -224,6 +224,10 @@ def likelihood(
         Corpus.open(text.corpus)
     if text.text is not None and not text.text.exists():
         raise UserError(f"no such file: {text.text}")
+    if text.text is not None:
+        from kinfolk.workflows.input_checks import check_text
+
+        check_text(text.text)
     from kinfolk.workflows.evaluate import open_evaluation
 
     with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("evaluate") as progress:
@@ -298,8 +302,8 @@ def evaluate_test(
     assert test is not None
     check_model_folder(model)
     for file in (test, target, few_shot.fewshot_from):
-        if file is not None and not file.is_file():
-            raise UserError(f"no such file: {file}")
+        if file is not None:
+            check_input_file(file)
     if out is not None:
         check_new_page(out, (test, target, few_shot.fewshot_from, model), force=options.force)
     prompt = few_shot.given
@@ -311,11 +315,17 @@ def evaluate_test(
         )
     if not few_shot.given and length is not None:
         raise UsageError("--length cannot be changed for a fine-tuned model")
+    from kinfolk.tasks.formats.labelled_file import LabelledFile
+    from kinfolk.workflows.input_checks import check_labels, check_rows
+
+    labelled = LabelledFile(test, target=target)
+    check_rows(labelled)
+    if not few_shot.given and options.columns is None and target is None:
+        check_labels(model, labelled, options.task_index)
     from kinfolk.tasks.baselines import comparison_notes
     from kinfolk.tasks.dataset import format_counts
     from kinfolk.tasks.error_analysis import to_plain
     from kinfolk.tasks.formats.base import ReadReport
-    from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows import predict
 
     report, columns, notes = ReadReport(), options.columns, list[str]()
@@ -335,7 +345,6 @@ def evaluate_test(
         predictor = predict.load_predictor(
             model, device=device, task_index=options.task_index, tokenizer=tokenizer
         )
-        labelled = LabelledFile(test, target=target)
         rows, spec = predict.read_test_file(predictor, labelled, columns=columns, report=report)
         notes = predict.format_notes(predictor, labelled, spec)
     if options.null_score_diff_threshold is not None:

@@ -36,7 +36,12 @@ from kinfolk.cli.output import note, numbers, print_json, print_line, print_tabl
 from kinfolk.config import as_settings, read_type
 from kinfolk.errors import UserError
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.folders import check_model_folder, check_new_folder, model_or_family
+from kinfolk.workflows.folders import (
+    check_input_file,
+    check_model_folder,
+    check_new_folder,
+    model_or_family,
+)
 
 if TYPE_CHECKING:
     from kinfolk.cli.run_progress import TerminalProgress
@@ -60,6 +65,10 @@ DEFAULTS = {
     "save_every": "after each evaluation",
     "eval_batches": "64",
 }
+OF_A_FOLDER = (
+    "give one of its files (TSV, CSV, JSONL, CoNLL, SQuAD ...); --suite NAME DIR reads a folder "
+    "of data sets, such as glue"
+)
 HELP = {
     "batch_size": "number of examples in an optimizer step",
     "eval_every": "number of steps between evaluations on the dev rows",
@@ -112,8 +121,7 @@ class DataOptions:
             )
         for files in (self.train, self.dev, self.target, self.dev_target):
             for file in files or []:
-                if not file.is_file():
-                    raise UserError(f"no such file: {file}")
+                check_input_file(file, OF_A_FOLDER)
 
     @property
     def unlabelled_files(self) -> list[Path] | None:
@@ -328,6 +336,7 @@ def finetune(
         run = run_in_stages(model, data, task_options, stage_options, out, settings)
         print_scores(run / "task", json=json)
         return
+    datasets = [] if data.suite is not None else data.read()  # before torch is imported
     train = training_function(
         model,
         model_options,
@@ -340,7 +349,6 @@ def finetune(
     if data.suite is not None:
         run_suite(data, train, out, device=training.get("device", "auto"), json=json)
         return
-    datasets = data.read()
     for dataset in datasets:
         for message in dataset.messages():
             note(message)
@@ -534,8 +542,17 @@ def print_scores(run: Path, *, json: bool) -> None:
         return
     if results.names:
         print_table(score_table(results))
-    print_line(f"best model: {best}")
+    print_line(f"best model: {path_from(run, best)}")
     print_line(f"next:       kinfolk evaluate {run} --test FILE")
+
+
+def path_from(run: Path, best: Path) -> Path:
+    """Return the best checkpoint as a path that begins with that of the run, by its link."""
+    if not best.is_relative_to(run.resolve()):
+        return best
+    path = run / best.relative_to(run.resolve())
+    link = path.with_name("best")
+    return link if link.resolve() == best else path
 
 
 def print_label_search(run: Path, best: Path, *, json: bool) -> None:
@@ -553,7 +570,7 @@ def print_label_search(run: Path, best: Path, *, json: bool) -> None:
         weights = ", ".join(f"{weight:g}" for weight in candidate["label_weights"])
         rows.add_row(weights, format_score(metric, candidate["dev"][metric]))
     print_table(rows)
-    print_line(f"best model: {best}")
+    print_line(f"best model: {path_from(run, best)}")
     print_line(f"next:       kinfolk evaluate {run} --test FILE")
 
 

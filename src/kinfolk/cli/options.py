@@ -27,6 +27,7 @@ from typing import Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from kinfolk.cli.hints import OPTION_NAMES, suggested_option
 from kinfolk.config import (
     FieldInfo,
     as_text,
@@ -34,7 +35,6 @@ from kinfolk.config import (
     did_you_mean,
     parse_field,
     read_type,
-    suggestions,
 )
 from kinfolk.errors import UserError
 
@@ -80,17 +80,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "--vocab": ("--vocab-size",),
     "--way": ("--formulation",),
     "--words": ("--verbalizer", "--segmenter", "--word-boundaries"),
-}
-
-# Fields whose option has a name that does not follow from the field's.
-OPTION_NAMES = {
-    "batch_size": "--batch",
-    "gradient_accumulation": "--grad-accum",
-    "loggers": "--logger",
-    "num_return_sequences": "--num-samples",
-    "stop_strings": "--stop",
-    "allowed_texts": "--choice",
-    "truncate_left": "--truncate-prompt",
 }
 
 AnyFunction = Callable[..., Any]
@@ -143,15 +132,19 @@ class Command(TyperCommand):
             for argument in args:
                 name = argument.partition("=")[0]
                 if name[:2] == "--" and name not in known and name in sentence:
-                    sentence = f"unknown option {name}{suggested_option(name, known)}"
+                    hint = suggested_option(name, known, self.arguments(ctx))
+                    sentence = f"unknown option {name}{hint}"
             if "option" in sentence.lower() and self.takes_text(ctx):
                 sentence += " (put -- before a text that begins with -)"
             raise usage_error(sentence, ctx) from None
 
     def takes_text(self, ctx: Any) -> bool:
         """Return whether one of the arguments is a text, which may begin with a hyphen."""
-        names = [p.name for p in self.get_params(ctx) if p.param_type_name == "argument"]
-        return not {"prompt", "text"}.isdisjoint(names)
+        return not {"prompt", "text"}.isdisjoint(self.arguments(ctx))
+
+    def arguments(self, ctx: Any) -> list[str]:
+        """Return the names of the arguments."""
+        return [p.name for p in self.get_params(ctx) if p.param_type_name == "argument"]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -180,16 +173,6 @@ def replace_aliases(args: list[str], known: Collection[str]) -> list[str]:
             name = next((new for new in ALIASES.get(name, ()) if new in known), name)
         replaced.append(f"{name}{equals}{value}")
     return [*replaced, *args[end:]]
-
-
-def suggested_option(name: str, known: Collection[str]) -> str:
-    """Return the end of a sentence that names the option that a wrong name stands for."""
-    fields = {option[2:].replace("-", "_"): option for option in known}
-    # A field may have an option of another name: batch_size is --batch.
-    fields |= {field: option for field, option in OPTION_NAMES.items() if option in known}
-    close = suggestions(name[2:].replace("-", "_"), [*fields])
-    options = dict.fromkeys(fields[field] for field in close)
-    return f": did you mean {' or '.join(options)}?" if options else ""
 
 
 def field_options(

@@ -1,5 +1,6 @@
 """The command `plan`: FLOPs, hours, memory of a device and disk of a run, before it starts."""
 
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ MODEL_AND_DATA, DEVICES_PANEL = "Model and data", "Devices"
 
 @command("kinfolk plan gpt2/base --tokens 3B --devices 8 --gpu h100 --parallel fsdp", panel=TRAIN)
 def plan(
+    context: typer.Context,
     model: str = typer.Argument(..., metavar="FAMILY/SIZE", help="See kinfolk members."),
     tokens: str = option("T", "Tokens to train on: 3e9 or 3B.", default=..., panel=MODEL_AND_DATA),
     objective: str | None = option("NAME", "Training objective.", panel=MODEL_AND_DATA),
@@ -102,9 +104,15 @@ def plan(
         found: dict[str, Any] = planned.to_json()
         print_json(found if checked is None else found | {"check": asdict(checked)})
         return
-    show_plan(planned)
+    sources = {name: context.get_parameter_source(name) for name in ("gpu", "vocab_size")}
+    show_plan(planned, {name for name, source in sources.items() if source_is_default(source)})
     if checked is not None:
         show_check(checked)
+
+
+def source_is_default(source: Any) -> bool:
+    """Return whether an option was not given."""
+    return source is None or source.name == "DEFAULT"
 
 
 def run_check(plan: "TrainingPlan") -> "StepCheck":
@@ -129,8 +137,11 @@ def run_check(plan: "TrainingPlan") -> "StepCheck":
     return check_plan(step, plan.memory.rows)
 
 
-def show_plan(plan: "TrainingPlan") -> None:
-    """Print the figures, the memory of each strategy, and what they mean."""
+def show_plan(plan: "TrainingPlan", defaults: Collection[str] = ()) -> None:
+    """Print the figures, the memory of each strategy, and what they mean.
+
+    `defaults` are the options that were not given: what was assumed for them is said.
+    """
     from kinfolk.data.prepare import format_bytes
     from kinfolk.reports.page import plural
 
@@ -143,6 +154,11 @@ def show_plan(plan: "TrainingPlan") -> None:
                 f"{short_count(plan.non_embedding_parameters)}",
             ),
             (
+                "vocabulary",
+                f"{plan.vocab_size:,} tokens"
+                f"{', of the paper; --vocab-size N for yours' if 'vocab_size' in defaults else ''}",
+            ),
+            (
                 "tokens",
                 f"{short_count(plan.tokens)}, {plan.tokens_per_parameter:,.3g} per parameter, "
                 f"{plural(plan.epochs, 'epoch')}",
@@ -152,8 +168,12 @@ def show_plan(plan: "TrainingPlan") -> None:
                 f"{plan.steps:,} of {plural(plan.batch_size, 'row')} of {plan.length:,} tokens",
             ),
             ("FLOPs", f"{plan.flops:.3g}, {plan.flops_per_token:.3g} per token"),
-            ("device", f"{plan.devices:,} x {plan.device.title}"),
-            ("time", f"{device_time(plan.gpu_hours)}, {elapsed(plan.days)}"),
+            (
+                "device",
+                f"{plan.devices:,} x {plan.device.title}"
+                f"{', the default; --gpu NAME for yours' if 'gpu' in defaults else ''}",
+            ),
+            ("time", f"{training_time(plan)}, of the steps alone"),
             ("share of peak", f"{plan.mfu:.3g}, {plan.mfu_source}"),
             *([] if plan.cost is None else [("cost", f"{plan.cost:,.2f}")]),
             (
@@ -174,7 +194,9 @@ def show_plan(plan: "TrainingPlan") -> None:
     for words, shown in cells.items():
         rows.add_row(words, *shown, *[""] * (4 - len(shown)))
     print_table(rows, heading)
-    print_line("! does not fit; recomputed: with --checkpoint-activations")
+    if any("!" in size for shown in cells.values() for size in shown):
+        print_line("! does not fit")
+    print_line("recomputed: with --checkpoint-activations")
     for sentence in plan.sentences:
         print_line(f"- {sentence}")
 
@@ -241,12 +263,24 @@ def short_count(number: float) -> str:
     return f"{number:g}"
 
 
+def training_time(plan: "TrainingPlan") -> str:
+    """Return the time of a run: of all devices together, if there are several, and elapsed."""
+    together = f"{device_time(plan.gpu_hours)}, " if plan.devices > 1 else ""
+    return f"{together}{elapsed(plan.days)}"
+
+
+def counted(number: float, units: str) -> str:
+    """Return a number with its unit, which is singular after 1: 1 second, 1.4 seconds."""
+    text = rounded(number)
+    return f"{text} {units.removesuffix('s') if text == '1' else units}"
+
+
 def device_time(hours: float) -> str:
     """Return the time of all devices together: 16,332 device-hours, 1.4 device-seconds."""
     for unit, scale in (("hours", 1.0), ("minutes", 60.0), ("seconds", 3600.0)):
         number = hours * scale
         if number >= 1 or unit == "seconds":
-            return f"{rounded(number)} device-{unit}"
+            return counted(number, f"device-{unit}")
     raise AssertionError
 
 
@@ -255,7 +289,7 @@ def elapsed(days: float) -> str:
     units = {"years": 1 / 365, "days": 1.0, "hours": 24.0, "minutes": 1440.0, "seconds": 86400.0}
     for unit, scale in units.items():
         if days * scale >= 2 or unit == "seconds":
-            return f"{rounded(days * scale)} {unit}"
+            return counted(days * scale, unit)
     raise AssertionError
 
 

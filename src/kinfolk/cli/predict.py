@@ -19,9 +19,13 @@ from kinfolk.cli.app import (
     option,
 )
 from kinfolk.cli.output import note, row_progress, saved_on_interrupt
-from kinfolk.errors import UserError
 from kinfolk.files import new_file
-from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
+from kinfolk.workflows.folders import (
+    check_input_file,
+    check_model_folder,
+    check_new_file,
+    check_parent_folder,
+)
 
 
 @command("kinfolk predict runs/triage new.tsv -o predictions.tsv", panel=USE)
@@ -49,13 +53,16 @@ def predict(
     """
     out = None if out == Path("-") else out
     check_model_folder(model)
-    if not file.is_file():
-        raise UserError(f"no such file: {file}")
+    check_input_file(file)
     if out is not None:
         check_new_file(out, (file, model), force=force)
         check_parent_folder(out)
-    from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.tasks.formats.labelled_file import LabelledFile
+    from kinfolk.workflows.input_checks import check_rows
+
+    labelled = LabelledFile(file)
+    check_rows(labelled)
+    from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.workflows.predict import (
         added_columns,
         format_notes,
@@ -66,7 +73,7 @@ def predict(
     )
 
     predictor = load_predictor(model, device=device, task_index=task_index, tokenizer=tokenizer)
-    labelled, report = LabelledFile(file), ReadReport()
+    report = ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
     notes = format_notes(predictor, labelled, spec)
     if not json:

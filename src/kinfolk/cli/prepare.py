@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kinfolk.data.corpus import Corpus
 
 CLUSTER = "Ray cluster"
+SAMPLED_DOCUMENTS = 20  # whose characters are counted
+MAX_TOKENS_PER_CHARACTER = 1.1
 
 
 @command("kinfolk prepare notes/ --tokenizer tok --holdout 1% -o corpus", panel=DATA)
@@ -133,11 +135,26 @@ def show_corpus(corpus: "Corpus", out: Path, *, json: bool) -> None:
         print_json({"folder": out, **facts, **counts})
         return
     print_line(f"corpus: {corpus_facts(corpus)} in {out}")
+    if (split := tokens_per_character(corpus)) > MAX_TOKENS_PER_CHARACTER:
+        note(
+            f"a character takes {split:.2g} tokens, so that models learn bytes in place of "
+            "characters: train a tokenizer with a larger --vocab-size"
+        )
     if any(corpus.left_out.values()) or corpus.skipped_files:
         print_line(f"listed in {out}/{DROPPED_FILE}: what is left out, and why")
     if (out / "holdout").is_dir():
         held = Corpus.open(out / "holdout").documents
         print_line(f"held out: {held:,} documents in {out}/holdout")
+
+
+def tokens_per_character(corpus: "Corpus") -> float:
+    """Return how many tokens of byte-level BPE a character takes in the first documents."""
+    tokenizer = corpus.tokenizer()
+    if tokenizer.kind != "bpe":
+        return 0.0
+    ids = [corpus.document(index) for index in range(min(corpus.documents, SAMPLED_DOCUMENTS))]
+    characters = sum(len(tokenizer.decode(document)) for document in ids)
+    return sum(map(len, ids)) / max(characters, 1)
 
 
 def document_unit(text: str) -> Literal["block", "file"]:

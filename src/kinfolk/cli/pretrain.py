@@ -120,6 +120,7 @@ def pretrain(
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
     settings = [*as_settings(train, "train."), *(overrides or [])]
+    check_one_length(settings)
     chosen: Recipe
     if model is None:
         assert recipe is not None
@@ -142,9 +143,10 @@ def pretrain(
         from kinfolk.training.workload import select_device
         from kinfolk.workflows.translation.translate import prepare_translation_run
 
-        own = [text.removeprefix("train.") for text in settings if text.startswith("train.")]
         processes = Processes.from_environment()
-        processes.connect(select_device(apply_overrides(TrainConfig(), own).device))
+        processes.connect(
+            select_device(apply_overrides(TrainConfig(), train_settings(settings)).device)
+        )
         data, start = pairs, model
         chosen = processes.from_first(
             lambda: prepare_translation_run(
@@ -160,6 +162,18 @@ def pretrain(
             )
         )
     finish(out, chosen, json=json, is_new=pairs is None)
+
+
+def train_settings(settings: Sequence[str]) -> list[str]:
+    """Return the settings of training, without their group."""
+    return [text.removeprefix("train.") for text in settings if text.startswith("train.")]
+
+
+def check_one_length(settings: Sequence[str]) -> None:
+    """Refuse both steps and minutes, before torch is imported."""
+    from kinfolk.workflows.recipe import with_one_length
+
+    with_one_length(apply_overrides(TrainConfig(), train_settings(settings)), settings)
 
 
 def check_data(

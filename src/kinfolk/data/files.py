@@ -1,13 +1,13 @@
 """Find input files; open, decompress and decode them; split them into lines."""
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
 import os
 import sys
 import zlib
-from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -159,13 +159,14 @@ def decode_utf8(source: InputFile, problems: FileProblems | None = None) -> Iter
         part = source.stream.read(READ_BYTES - (source.start + read + len(rest)) % READ_BYTES)
         final, data = not part, rest + part
         try:
-            text, used = utf_8_decode(data, "strict" if problems is None else "replace", final)
+            text, used = codecs.utf_8_decode(
+                data, "strict" if problems is None else "replace", final
+            )
         except UnicodeDecodeError as error:
             line = source.line + data.count(b"\n", 0, error.start)
             byte = source.start + read + error.start
             raise UserError(
-                f"{source.name} is not UTF-8 at byte {byte:,} (line {line:,}): "
-                "convert it first, for example with iconv -t utf-8"
+                f"{source.name} is not UTF-8 at byte {byte:,} (line {line:,}): {remedy(data)}"
             ) from error
         if problems is not None:
             problems.count_errors(data[:used], text, source.line)
@@ -178,6 +179,15 @@ def decode_utf8(source: InputFile, problems: FileProblems | None = None) -> Iter
         source.line += data.count(b"\n", 0, used)
         yield text.removeprefix("\ufeff") if source.start + read == 0 else text
         rest, read = data[used:], read + used
+
+
+def remedy(data: bytes) -> str:
+    """Return what to do with a file that is not UTF-8, by its bytes."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "convert it first, with iconv -f utf-16 -t utf-8"
+    if b"\0" in data:
+        return "it is a binary file; give a file of text"
+    return "convert it first, for example with iconv -t utf-8"
 
 
 def normalize_newlines(parts: Iterable[str]) -> Iterator[str]:
@@ -417,7 +427,7 @@ def is_text(file: Path) -> bool:
     try:
         with open_input(file) as source:
             data = source.stream.read(DETECTION_BYTES)
-        utf_8_decode(data, "strict", len(data) < DETECTION_BYTES)
+        codecs.utf_8_decode(data, "strict", len(data) < DETECTION_BYTES)
     except (UserError, UnicodeDecodeError):
         return False
     return b"\0" not in data

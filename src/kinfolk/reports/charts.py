@@ -13,7 +13,7 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from kinfolk.reports.chart_data import curve_points, curve_table, finite, running_mean
+from kinfolk.reports.chart_data import curve_points, curve_table, finite, running_mean, short
 
 NUM_COLORS = 8  # in the page's palette; the ninth model starts again
 MAX_TABLE_ROWS = 200  # of the table of a chart's data
@@ -138,6 +138,7 @@ def line_chart(
                 ],
                 "points": curve_points(xs, soft),
                 "raw": curve_points(xs, ys) if soft is not ys else [],
+                "last": short(ys[-1]) if len(ys) else None,
             }
         )
     spec = {

@@ -9,6 +9,8 @@ from markupsafe import Markup
 from kinfolk.reports import page
 from kinfolk.reports.charts import NUM_COLORS, Bar, ReferenceLine, Series, bars, line_chart
 
+MASK = "[MASK]"  # in the prompt of a model that fills it
+
 
 @dataclass(frozen=True)
 class ModelScore:
@@ -116,7 +118,20 @@ def render(report: Report) -> str:
         training=[(panel.title, training_chart(panel, report.x)) for panel in report.training],
         metrics=metric_charts(report),
         bars=bar_charts(report, colors),
+        generated=generated_spans,
     )
+
+
+def generated_spans(prompt: str, text: str) -> list[TextSpan]:
+    """Return the parts of an output: of a prompt with a mask, only what was put into it is new."""
+    before, mask, after = prompt.partition(MASK)
+    if not mask or not text.startswith(before):
+        return [TextSpan(text, generated=True)]
+    inside = text.removeprefix(before)
+    if not inside.endswith(after):  # the output was cut
+        after = ""
+    inside = inside.removesuffix(after)
+    return [TextSpan(before), TextSpan(inside, generated=True), TextSpan(after)]
 
 
 def loss_chart(panel: LossPanel, report: Report) -> Markup:

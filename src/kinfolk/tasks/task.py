@@ -261,12 +261,13 @@ class Task:
             seed=seed,
         )
 
-    def check_references(self, rows: Sequence[Any]) -> None:
+    @classmethod
+    def check_references(cls, rows: Sequence[Any]) -> None:
         """Refuse rows that cannot be scored."""
         if not rows:
             raise UserError("there are no rows to score: pass a file with labelled rows")
         for row in rows:
-            if self.reference(row) is None:
+            if cls.reference(row) is None:
                 raise UserError(
                     f"row {row.number:,} has no label, which scoring needs: use kinfolk predict"
                 )

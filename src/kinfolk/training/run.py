@@ -129,8 +129,8 @@ class Run:
         state = {} if newest is None else checkpoint.load_training_state(newest)
         if state.get("finished") and all((folder / name).is_file() for name in kind.results):
             raise UserError(
-                f"run {folder} is complete ({state['step']} steps): start a new run with more "
-                f"--steps or --epochs to train longer, or one that continues from {folder}"
+                f"run {folder} is complete ({state['step']} steps): start a new run with "
+                f"{kind.longer} to train longer, or one that continues from {folder}"
             )
         run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
         if newest is not None:

@@ -40,6 +40,7 @@ class Workload(ABC):
     """The model, the data, and how a run evaluates and saves them."""
 
     command: ClassVar[str]  # that resumes the run: pretrain or finetune
+    longer: ClassVar[str] = "more --steps"  # how a new run is trained longer
     results: ClassVar[tuple[str, ...]] = ("report.html",)  # files that a finished run has
 
     train: TrainConfig

@@ -3,10 +3,14 @@
 Where there is no such folder, the name is looked up on the Hugging Face hub.
 """
 
+import errno
+import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from kinfolk.config import read_type, suggestions
@@ -39,10 +43,26 @@ def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:
 
 
 def check_in_folder(path: Path, remedy: str = "choose another -o") -> None:
-    """Refuse an output below a file."""
+    """Refuse an output below a file, and in a folder that cannot be written."""
     nearest = next((parent for parent in path.parents if parent.exists()), None)
-    if nearest is not None and not nearest.is_dir():
+    if nearest is None:
+        return
+    if not nearest.is_dir():
         raise UserError(f"{path}: {nearest} is a file, not a folder: {remedy}")
+    if (fault := write_fault(nearest)) is not None:
+        reason = "" if fault.errno == errno.ENOENT else f" ({fault.strerror})"  # /proc has no room
+        raise UserError(f"{path}: the folder {nearest} cannot be written{reason}: {remedy}")
+
+
+def write_fault(folder: Path) -> OSError | None:
+    """Return why a folder cannot be written, tried where its rights or its size leave a doubt."""
+    if os.access(folder, os.W_OK | os.X_OK) and shutil.disk_usage(folder).total:
+        return None
+    try:
+        with TemporaryDirectory(dir=folder):
+            return None
+    except OSError as error:
+        return error
 
 
 @contextmanager
@@ -81,6 +101,14 @@ def check_new_page(path: Path, inputs: Iterable[Path | None] = (), *, force: boo
     check_new_file(path, inputs, force=force)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"-o {path}: the page is HTML: choose a name that ends in .html")
+
+
+def check_input_file(path: Path, of_a_folder: str = "give one of its files") -> None:
+    """Refuse an input that does not exist, and a folder where one file is read."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: {of_a_folder}")
+    if not path.is_file():
+        raise UserError(f"no such file: {path}")
 
 
 def check_parent_folder(path: Path) -> None:

@@ -162,7 +162,7 @@ window.kinfolk.builders = (() => {
           ],
         }),
         keys: [
-          ...spec.series.filter((each) => !each.of).map((each) => ({ ...each, dashed: each.dashed || each.muted, dash: dash(each, spec), value: each.points.length ? fixed(each.points.at(-1)[1], spec.digits) : "no data" })),
+          ...spec.series.filter((each) => !each.of).map((each) => ({ ...each, dashed: each.dashed || each.muted, dash: dash(each, spec), value: each.last === null ? "no data" : fixed(each.last, spec.digits) })),
           ...spec.lines.map((each) => ({ ...each, line: true, dashed: true, value: fixed(each.value, spec.digits) })),
         ],
       };

@@ -11,7 +11,7 @@ from kinfolk.data.documents import missing_name_error
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import Column, Columns, FileSpec, all_formats
 from kinfolk.tasks.formats.label_lines import label_lines_spec
-from kinfolk.tasks.formats.labelled_file import LabelledFile
+from kinfolk.tasks.formats.labelled_file import LabelledFile, get_field
 
 PAIR_COLUMNS = (
     ("sentence1", "sentence2"),
@@ -146,11 +146,22 @@ def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> F
         )
     numbered = all(isinstance(c, int) for c in (*columns.texts, columns.label or 1))
     header = not file.is_json and (not numbered or has_header(file.sample_cells))
+    check_names(file, columns, header)
     if task is None and columns.label is None:
         task = "classify"
     labels = [] if columns.label is None else sample_labels(file, columns, header)
     spec = _table_spec(task or label_task(columns.label, labels), columns, header)
     return replace(spec, missing_label=missing_label(labels))
+
+
+def check_names(file: LabelledFile, columns: Columns, header: bool) -> None:
+    """Refuse names of text columns that the first row or the first record does not have."""
+    names = [name.strip() for name in file.sample_cells[0]] if header else []
+    for column in columns.texts:
+        if isinstance(column, str) and isinstance(file.first_record, dict):
+            get_field(file.first_record, column, f"line 1 of {file}")
+        elif isinstance(column, str) and header and column not in names:
+            raise missing_name_error(column, names, f"the first row of {file}")
 
 
 def table_spec(file: LabelledFile, columns: Columns, header: bool) -> FileSpec:

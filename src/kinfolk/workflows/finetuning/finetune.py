@@ -159,6 +159,7 @@ class FineTuneWorkload(Workload):
     """
 
     command = "finetune"
+    longer = "more --epochs"
     selects_by_loss = False
     evaluates_model = True
     results = ("scores.json", "report.html")

@@ -22,6 +22,7 @@ from kinfolk.nn.language_model import LanguageModel, ModelConfig, executed_layer
 from kinfolk.reports.page import plural
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
+from kinfolk.training.memory import resident_bytes
 from kinfolk.training.trace import LayerTrace, StepTrace, moment_bytes, tensor_bytes
 from kinfolk.training.workload import select_device, uses_bfloat16
 from kinfolk.workflows.evaluate import count_parameters
@@ -57,16 +58,23 @@ class Room:
     device: str
     memory: int
     disk: int
+    held: int = 0  # memory that the process has before its first step, beside what is estimated
 
     @classmethod
     def here(cls, device: torch.device, out: Path, processes: Processes) -> "Room":
         """Return what this machine has; processes on one CPU share its memory."""
         if device.type != "cuda":
-            return cls("this machine", available_memory() // processes.local_count, free_disk(out))
+            memory = available_memory() // processes.local_count
+            return cls("this machine", memory, free_disk(out), resident_bytes("VmRSS") or 0)
         own = processes.own_device(device)
         # What torch has reserved in this process is used again.
         free = torch.cuda.mem_get_info(own)[0] + torch.cuda.memory_reserved(own)
         return cls(torch.cuda.get_device_name(own), free, free_disk(out))
+
+    def words(self, size: int) -> str:
+        """Return an estimate beside what the process has already and what there is."""
+        held = f" beside the {format_bytes(self.held)} of the process," if self.held else ""
+        return f"{format_bytes(size)}{held} of {format_bytes(self.memory)}"
 
 
 def run_strategy(train: TrainConfig, processes: Processes) -> Strategy:
@@ -133,8 +141,7 @@ def check_pretraining(
         f"{recipe.name}: {step.parameters:,} parameters, {tokens:,} tokens in "
         f"{plural(tokens / max(corpus, 1), 'epoch')}, {tokens / max(step.parameters, 1):,.3g} per "
         f"parameter (compute-optimal: {OPTIMAL_TOKENS})",
-        f"memory: {known} {format_bytes(memory.total)} of {format_bytes(room.memory)}; "
-        f"disk: {disk}",
+        f"memory: {known} {room.words(memory.total)}; disk: {disk}",
     )
     return Preflight(lines, tuple(cautions))
 
@@ -156,7 +163,8 @@ def check_finetuning(
     if room is None:
         room = Room.here(device, out, processes)
         if train.parallel == "ddp" or device.type == "cpu":  # it is in this memory
-            room = replace(room, memory=room.memory + trace.weights)
+            held = max(0, room.held - trace.weights)
+            room = replace(room, memory=room.memory + trace.weights, held=held)
     parameters = count_parameters(model)
     sure = trace.sure // processes.count if train.parallel == "fsdp" else trace.sure
     memory = f"{format_bytes(sure)} of {format_bytes(room.memory)}"
@@ -169,7 +177,7 @@ def check_finetuning(
             f"{room.device}: use a smaller model{adafactor}, or a device with more memory"
         )
     disk, cautions = check_disk(trace, train, out, room)
-    line = f"{parameters:,} parameters; memory: {memory}, and activations; disk: {disk}"
+    line = f"{parameters:,} parameters; memory: {room.words(sure)}, and activations; disk: {disk}"
     return Preflight((line,), tuple(cautions))
 
 
