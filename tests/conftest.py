@@ -1,7 +1,12 @@
 """Settings every test shares: one thread, no network, real data where it is at hand."""
 
 import os
+import signal
 from pathlib import Path
+
+# A background job of a shell ignores Ctrl-C, and so would the runs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

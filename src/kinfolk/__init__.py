@@ -52,6 +52,7 @@ function.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kinfolk.machine import limit_spinning
 from kinfolk.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: `kinfolk --help` need not wait for torch."""
+    limit_spinning()  # the import below may be that of torch
     if name == "families":
         return import_module("kinfolk.families")
     if name not in _HOMES:

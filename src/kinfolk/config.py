@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from kinfolk.errors import UserError
+from kinfolk.extensions import HINT
 from kinfolk.synonyms import SAME_VALUES, SYNONYMS
 
 T = TypeVar("T")
@@ -321,13 +322,15 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
     return value  # an int stays an int in a float field: files are written unchanged
 
 
-def did_you_mean(name: str, names: Sequence[str]) -> str:
-    """Return the end of a sentence that names the closest choices, or all of them.
+def did_you_mean(name: str, names: Sequence[str], hint: str = "") -> str:
+    """Return the end of a sentence that names the closest choices, or all of them and a hint.
 
     Names that other libraries use for a choice come first; the rest are compared by letters.
     """
     close = suggestions(name, names)
-    return f"did you mean {_join_or(close)}?" if close else f"there are {', '.join(names)}"
+    if close:
+        return f"did you mean {_join_or(close)}?"
+    return f"there are {', '.join(names)}{f'; {hint}' if hint else ''}"
 
 
 def same_names(name: str, names: Sequence[str]) -> list[str]:
@@ -439,7 +442,7 @@ def _build(value: dict[str, Any], path: str, *, group: str | None, hint: Any = A
         raise UserError(f"{where}missing {TYPE!r} (expected one of: {', '.join(expected)})")
     cls = _class(name) if isinstance(name, str) and name in expected else None
     if cls is None or (hint is not Any and not issubclass(cls, hint)):
-        raise UserError(f"{where}unknown type {name!r}: {did_you_mean(str(name), expected)}")
+        raise UserError(f"{where}unknown type {name!r}: {did_you_mean(str(name), expected, HINT)}")
     for key in value:
         if key != TYPE and key not in describe(cls):
             close = did_you_mean(key, [*describe(cls)])

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,23 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return Home.make(tmp_path_factory.mktemp("home"))
 
 
-def kill_worker(progress: Progress) -> None:
-    """Kill a data loader process after step 6."""
-    if progress.step == 6:
-        worker = multiprocessing.active_children()[0]
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
+@pytest.fixture
+def kill_worker() -> Callable[[Progress], None]:
+    """Return a hook that kills a data loader process after step 6."""
+    others = set(multiprocessing.active_children())  # of earlier tests
+
+    def kill(progress: Progress) -> None:
+        if progress.step == 6:
+            worker = next(p for p in multiprocessing.active_children() if p not in others)
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+
+    return kill
 
 
 def test_a_killed_worker_saves_the_steps_before_and_the_run_resumes_to_the_bit(
-    home: Home, tmp_path: Path
+    home: Home, tmp_path: Path, kill_worker: Callable[[Progress], None]
 ) -> None:
     recipe, out = home.recipe("gpt2", "train.workers=2"), tmp_path / "run"
     with pytest.raises(LostWorkerError) as error:
@@ -54,7 +61,11 @@ def test_a_killed_worker_saves_the_steps_before_and_the_run_resumes_to_the_bit(
 
 
 def test_the_command_says_it_in_one_sentence(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinfolk: Kinfolk
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kinfolk: Kinfolk,
+    kill_worker: Callable[[Progress], None],
 ) -> None:
     from kinfolk.cli.run_progress import TerminalProgress
 

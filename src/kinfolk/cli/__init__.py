@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinfolk.errors import UserError
+from kinfolk.extensions import import_extensions
 from kinfolk.files import DISK_FULL_ERRNOS, error_number
-from kinfolk.machine import cpus_are_busy
+from kinfolk.machine import limit_spinning
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -20,20 +21,6 @@ MODULES = (  # of the commands
     *("prefixes", "prepare", "pretrain", "probe", "push", "quickstart", "tokenizer", "translate"),
     "verify_resume",
 )
-
-
-# How often a waiting thread of libgomp looks before it sleeps, about 0.1 ms. Its default, some
-# milliseconds, is faster where nothing else runs and several times slower where CPUs are shared.
-SPIN_COUNT = "2000"
-
-
-def limit_spinning() -> None:
-    """Let waiting threads sleep soon on a busy machine, unless the user has chosen how they wait.
-
-    Before torch is imported: its library of threads reads this once.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys() and cpus_are_busy():
-        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def load_app() -> "Typer":
@@ -80,6 +67,7 @@ def main() -> None:
 
     warnings.showwarning = warn
     try:
+        import_extensions()
         code = load_app()(prog_name="kinfolk", standalone_mode=False)
     except UsageError as error:
         fail(str(error), error.command)

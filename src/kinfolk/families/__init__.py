@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinfolk.config import did_you_mean, set_group, type_name
 from kinfolk.errors import UserError
+from kinfolk.extensions import HINT
 
 if TYPE_CHECKING:
     from kinfolk.families.base import Family
@@ -78,6 +79,11 @@ def register(family: "Family") -> "Family":
     return family
 
 
+def registered_families() -> "list[Family]":
+    """Return the families from outside the package."""
+    return [family for name, family in _loaded.items() if name not in read_index()]
+
+
 def index() -> dict[str, IndexEntry]:
     """Return the index entry of every family, baselines included; imports no family."""
     return read_index() | {name: IndexEntry.of(family) for name, family in _loaded.items()}
@@ -88,7 +94,7 @@ def family(name: str) -> "Family":
     if name not in _loaded:
         if name not in read_index():
             check_indexed(name)
-            raise UserError(f"unknown family {name!r}: {did_you_mean(name, [*index()])}")
+            raise UserError(f"unknown family {name!r}: {did_you_mean(name, [*index()], HINT)}")
         _loaded[name] = import_module(f"kinfolk.families.{name}").FAMILY
     return _loaded[name]
 
@@ -116,7 +122,7 @@ def check_name(name: str) -> None:
     known, (family_name, _, size) = index(), name.partition("/")
     if family_name not in known:
         check_indexed(family_name)
-        close = did_you_mean(family_name, [*known])
+        close = did_you_mean(family_name, [*known], HINT)
         raise UserError(f"{name} is neither a folder nor a family: {close}")
     if size and size not in known[family_name].sizes:
         sizes = known[family_name].sizes

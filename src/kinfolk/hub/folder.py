@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.extensions import HINT
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
 from kinfolk.families.mapping import ParameterMap
@@ -275,7 +276,7 @@ def _format(data: Mapping[str, Any], path: Path) -> Format:
         own = [*native] if model_type.startswith(MODEL_TYPE_PREFIX) else []
         raise UserError(
             f"{path / 'config.json'}: model_type={model_type!r} is not supported "
-            f"(supported: {', '.join(sorted([*known, *own]))})"
+            f"(supported: {', '.join(sorted([*known, *own]))}); {HINT}"
         )
     return head_from_architectures(hf, data)
 

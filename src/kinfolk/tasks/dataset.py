@@ -152,6 +152,8 @@ class TaskDataset:
             other = first_spec(file)
             if split == "train" or other is None or other.format == self.file_spec.format:
                 raise
+            if other.task == "lm":  # read as text: it is of the same form, and lacks a column
+                raise
             raise UserError(
                 f"{file} and {self.train} have different forms ({other.description}; "
                 f"{self.file_spec.description}): give files of one form"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from kinfolk.config import config, did_you_mean
 from kinfolk.errors import UserError
+from kinfolk.extensions import HINT
 from kinfolk.metrics.bootstrap import ConfidenceInterval, PairedDifference, confidence_interval
 from kinfolk.metrics.metric import PRF, Metric, Statistics
 from kinfolk.text.unicode import guess_language
@@ -365,7 +366,7 @@ def task_class(name: str) -> type[Task]:
     for cls in known.values():
         if name in (cls.name, cls.alias):
             return cls
-    raise UserError(f"unknown task {name!r}: {did_you_mean(name, [*known])}")
+    raise UserError(f"unknown task {name!r}: {did_you_mean(name, [*known], HINT)}")
 
 
 def sort_labels(labels: set[str]) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from kinfolk.data.documents import read_documents
 from kinfolk.data.parallel_text import ParallelText, write_parallel_corpus
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
+from kinfolk.extensions import import_extensions
 from kinfolk.families import check_name, family, index
 from kinfolk.text import train_tokenizer
 from kinfolk.training import checkpoint
@@ -42,6 +43,7 @@ from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import model_or_family
 from kinfolk.workflows.prefix_tuning.recipe import PrefixRecipe
 from kinfolk.workflows.pretrain import resume
+from kinfolk.workflows.processes import child_environment
 from kinfolk.workflows.recipe import CorpusSource, Recipe, finalize, recipe
 
 STEPS = 24
@@ -271,11 +273,10 @@ def train_in_processes(
     folder: Path, killed_at: int, steps: int, on_message: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Train both runs in processes of their own; return what these reported."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic products on CUDA
-    }
+    environment = child_environment(
+        OMP_NUM_THREADS=str(torch.get_num_threads()),
+        CUBLAS_WORKSPACE_CONFIG=":4096:8",  # deterministic products on CUDA
+    )
     command = [sys.executable, "-m", "kinfolk.workflows.verify_resume", str(folder), str(killed_at)]
     events: list[dict[str, Any]] = []
     with (
@@ -430,6 +431,7 @@ def main(folder: str, killed_at: str) -> None:
 
     for name in IMPORTED:
         import_module(name)
+    import_extensions()
     killed, step = Path(folder, KILLED), int(killed_at)
     process = train_in_child(killed, step)
     newest = checkpoint.latest_valid(killed)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from kinfolk.config import config
 from kinfolk.errors import UserError
+from kinfolk.extensions import HINT
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import CorefDocument, QuestionRow, Row
 from kinfolk.tasks.task import Prediction, Task
@@ -153,7 +154,7 @@ def find_format(spec: FileSpec) -> Format:
         if format.name == spec.format and spec.task in format.tasks:
             return format
     known = ", ".join(f"{task} {format.name}" for format in all_formats() for task in format.tasks)
-    raise UserError(f"unknown format {spec.task} {spec.format} (known formats: {known})")
+    raise UserError(f"unknown format {spec.task} {spec.format} (known formats: {known}); {HINT}")
 
 
 def read_rows(

@@ -1,7 +1,6 @@
 """The processes of a comparison: one for each group of jobs, several at a time."""
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from kinfolk.training.meters import physical_index
 from kinfolk.workflows.comparison.jobs import read_result
 from kinfolk.workflows.comparison.plan import Job, Plan
 from kinfolk.workflows.comparison.results import PartialRace
+from kinfolk.workflows.processes import child_environment
 
 SECONDS_OF_GRACE = 20  # for processes that save a checkpoint at Ctrl-C
 LOG_LINES = 3  # of a process that failed, in its error
@@ -137,7 +137,7 @@ class Workers:
 
     def start(self, group: str) -> None:
         """Start the process of a group."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
+        environment = child_environment(OMP_NUM_THREADS=str(self.threads))
         if len(self.devices) > 1:
             used = Counter(self.device_of[name] for name in self.running)
             device = min(self.devices, key=lambda device: used[device])

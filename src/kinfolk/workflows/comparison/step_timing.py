@@ -25,11 +25,13 @@ import torch
 
 from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
+from kinfolk.extensions import import_extensions
 from kinfolk.training.log import MetricsLog
 from kinfolk.training.loop import TrainLoop
 from kinfolk.training.run import log_interval
 from kinfolk.training.workload import select_device, uses_bfloat16
 from kinfolk.workflows.pretrain import PretrainWorkload
+from kinfolk.workflows.processes import child_environment
 from kinfolk.workflows.recipe import Recipe
 
 WARMUP_STEPS = 3  # before a step is timed: the first compiles
@@ -185,7 +187,7 @@ def background_training(recipes: Sequence[Recipe], processes: int) -> Iterator[N
 @contextlib.contextmanager
 def background_process(folder: Path, number: int) -> Iterator["subprocess.Popen[str]"]:
     """Run a process that trains, with as many threads as this one, until the end of the block."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    environment = child_environment(OMP_NUM_THREADS=str(torch.get_num_threads()))
     module = "kinfolk.workflows.comparison.step_timing"
     command = [sys.executable, "-m", module, str(folder), str(number)]
     with (
@@ -236,6 +238,7 @@ def end_with_parent() -> None:
 def main(folder: str, number: str) -> None:
     """Train until this process is ended."""
     threading.Thread(target=end_with_parent, daemon=True).start()
+    import_extensions()
     train_in_turn(Path(folder), int(number))
 
 

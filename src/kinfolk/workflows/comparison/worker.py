@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kinfolk.extensions import import_extensions
 from kinfolk.files import folder_lock
 from kinfolk.workflows.comparison.jobs import (
     JobContext,
@@ -53,6 +54,7 @@ def main(race: str, group: str) -> None:
     """Run a group in this process, and report every event as a line of JSON."""
     folder = Path(race)
     threading.Thread(target=end_with_parent, daemon=True).start()
+    import_extensions()
     plan = Plan.read(folder / "plan.json")
     torch.set_num_threads(plan.threads)
 
