@@ -84,8 +84,8 @@ def test_a_loss_that_stays_at_the_unigram_entropy_is_reported_after_the_warm_up(
     watch = Watched(baselines=[unigram(6.93)], has_eval_data=True).follow(lines)
     assert watch.causes == [("unigram", TRAIN.warmup + UNIGRAM_STEPS)]
     assert watch.alarms[0].message == (
-        "loss 6.950 after 1,100 steps is not below the unigram entropy 6.930, which needs no "
-        "context: halve train.lr (now 0.001) and warm up for a tenth of the steps "
+        "held-out loss 6.950 after 1,100 steps is not 2% below the unigram entropy 6.930, which "
+        "needs no context: halve train.lr (now 0.001) and warm up for a tenth of the steps "
         "(train.warmup=1000, now 100)"
     )
     # Without held-out text the training loss is compared; a long warm-up is not advised twice.
@@ -93,6 +93,44 @@ def test_a_loss_that_stays_at_the_unigram_entropy_is_reported_after_the_warm_up(
     watch = Watched(train, baselines=[unigram(6.93)]).follow(log_lines(range(1, 2001), lambda s: 7))
     assert watch.causes == [("unigram", 1200)]
     assert "warm up" not in watch.alarms[0].message
+
+
+@pytest.mark.parametrize("has_eval_data", [True, False])
+def test_a_loss_above_the_unigram_entropy_that_falls_needs_more_steps(has_eval_data: bool) -> None:
+    def slow(step: int) -> float:
+        return 9 - step / 1000
+
+    lines = log_lines(range(1, 1201), slow, eval_loss=slow if has_eval_data else None)
+    watch = Watched(baselines=[unigram(6.93)], has_eval_data=has_eval_data).follow(lines)
+    (alarm,) = watch.alarms
+    assert "is above the unigram entropy 6.930, which needs no context, and still falls" in (
+        alarm.message
+    )
+    assert alarm.message.endswith("train longer, or with a higher train.lr (now 0.001)")
+    # One that rises is not told to train longer.
+    lines = log_lines(range(1, 1201), lambda step: 8 + step / 1000)
+    watch = Watched(baselines=[unigram(6.93)]).follow(lines)
+    assert "halve train.lr" in watch.alarms[0].message
+
+
+def test_the_end_names_the_baseline_that_was_not_passed() -> None:
+    def end(loss: float) -> list[str]:
+        baselines = [unigram(6.0), LossBaseline("3-gram", lambda: 4.0)]
+        watch = Watched(baselines=baselines, has_eval_data=True)
+        watch.follow(log_lines(range(1, 201), eval_loss=lambda step: loss))
+        before = len(watch.messages)
+        watch.finish()
+        return watch.messages[before:]
+
+    assert end(6.5) == [
+        "not below unigram after the last step: held-out loss 6.500, unigram 6.000: the model "
+        "reads no context yet; train longer, or with a higher train.lr (now 0.001)"
+    ]
+    assert end(5.0) == ["not below 3-gram after the last step: held-out loss 5.000, 3-gram 4.000"]
+    assert end(3.0) == []
+    nothing = Watched(baselines=[unigram(6.0)], has_eval_data=True)
+    nothing.finish()
+    assert nothing.messages == []
 
 
 def test_a_loss_just_under_the_entropy_is_still_at_it_and_a_lower_one_is_not() -> None:

@@ -292,6 +292,8 @@ class Run:
             try:
                 batches = self.work.micro_batches(self.global_step, pinned=cuda)
                 loop.run(self.global_step, batches, self.saved_step)
+                if loop.watch is not None:
+                    loop.watch.finish()
             finally:
                 self.global_step = loop.global_step
 

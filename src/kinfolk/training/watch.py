@@ -21,7 +21,8 @@ RECENT = 5  # newest steps, whose median is compared: two odd batches among them
 # steps leaves the unigram loss after about 500 steps; with lr 1e-3 it stays there for thousands.
 UNIGRAM_STEPS = 1000
 # Below this fraction of the unigram entropy a model reads the context. Masked language models are
-# a little below 1 without it, because a tenth of the tokens that they predict is visible.
+# a little below 1 without it, because a tenth of the tokens that they predict is visible. As far
+# above it, a model does not know yet how frequent tokens are.
 UNIGRAM_RATIO = 0.98
 
 # Nats. Losses of batches of 2,000 tokens have a standard deviation of 0.1 (GPT-2, novels).
@@ -97,6 +98,7 @@ class Watch:
         self._untimed = LOADER_START
         self._dead = self._still = 0  # steps in a row
         self._eval: float | None = None  # of the newest step
+        self._compared: float | None = None  # the newest loss that was compared with baselines
         self._lowest: tuple[int, float] | None = None  # evaluation
         self._checks: dict[str, Callable[[int, Mapping[str, Any]], str | None]] = {
             "unigram": self._at_unigram,
@@ -143,14 +145,36 @@ class Watch:
         loss = self._eval if self.has_eval_data else self._mean_loss()
         self._next_baseline()
         if loss is not None:
+            self._compared = loss
             for name, value in self._pass_baselines(loss):
-                kind = "held-out" if self.has_eval_data else "training"
                 self.on_message(
-                    f"below {name} at step {step:,}: {kind} loss {loss:.3f}, {name} {value:.3f}"
+                    f"below {name} at step {step:,}: {self._kind} loss {loss:.3f}, "
+                    f"{name} {value:.3f}"
                 )
         for cause, check in self._checks.items():
             if cause not in self.raised and (message := check(step, line)) is not None:
                 self._raise(cause, step, message)
+
+    def finish(self) -> None:
+        """Say which baseline the run has not passed, after its last step."""
+        if self._compared is None or self.baseline is None:
+            return
+        name, value = self.baseline
+        advice = ""
+        if value == self.unigram and "unigram" not in self.raised:
+            advice = f": the model reads no context yet; {self._longer}"
+        self.on_message(
+            f"not below {name} after the last step: {self._kind} loss {self._compared:.3f}, "
+            f"{name} {value:.3f}{advice}"
+        )
+
+    @property
+    def _kind(self) -> str:
+        return "held-out" if self.has_eval_data else "training"
+
+    @property
+    def _longer(self) -> str:
+        return f"train longer, or with a higher train.lr (now {self.train.lr:g})"
 
     def _raise(self, cause: str, step: int, message: str) -> None:
         self.raised.add(cause)
@@ -211,14 +235,27 @@ class Watch:
         if loss < UNIGRAM_RATIO * self.unigram:
             return None
         train, tenth = self.train, self.train.steps // 10
+        found = f"{self._kind} loss {loss:.3f} after {step:,} steps"
+        if loss > self.unigram / UNIGRAM_RATIO and self._falls(step):
+            return (
+                f"{found} is above the unigram entropy {self.unigram:.3f}, which needs no context, "
+                f"and still falls: {self._longer}"
+            )
         warm_up = (
             f" and warm up for a tenth of the steps (train.warmup={tenth}, now {train.warmup})"
         )
         return (
-            f"loss {loss:.3f} after {step:,} steps is not below the unigram entropy "
+            f"{found} is not {1 - UNIGRAM_RATIO:.0%} below the unigram entropy "
             f"{self.unigram:.3f}, which needs no context: halve train.lr (now {train.lr:g})"
             f"{warm_up if train.warmup < tenth else ''}"
         )
+
+    def _falls(self, step: int) -> bool:
+        """Return whether the loss is lower than before."""
+        if self.has_eval_data:
+            return self._lowest is not None and self._lowest[0] == step
+        split = recent_and_earlier(self._losses)
+        return split is not None and split[0] < median(split[1])
 
     def _spike(self, step: int, line: Mapping[str, Any]) -> str | None:
         split = recent_and_earlier(self._losses)
