@@ -173,3 +173,32 @@ def test_parameters_are_counted_once_and_without_padding(runs: dict[str, Path]) 
     tables = (c.vocab_size + c.max_length) * c.hidden_size
     assert count_parameters(model) == tables + c.num_layers * block + 2 * c.hidden_size
     assert count_parameters(torch.nn.Linear(3, 2)) == 8
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_a_list_of_texts_has_the_scores_of_each(name: str, runs: dict[str, Path]) -> None:
+    texts = [*SHORT, " ".join(SHORT * 9)]  # the last has several windows
+    opened = kinfolk.load(runs[name])
+    opened[0].train()
+    scores = evaluate(opened, text=texts)
+    assert opened[0].training
+    assert [score.bytes for score in scores] == [len(text.encode()) for text in texts]
+    # Spans are drawn anew for each number of a text: those of the first are those of one text.
+    for text, score in list(zip(texts, scores, strict=True))[: 1 if name == "t5" else None]:
+        alone = evaluate(opened, text=text)
+        assert (score.tokens, score.kind) == (alone.tokens, alone.kind)
+        assert score.nats == pytest.approx(alone.nats, rel=1e-5)
+        assert score.bits_per_byte == pytest.approx(alone.bits_per_byte, rel=1e-5)
+        assert alone.nats == pytest.approx(evaluate(runs[name], text=text).nats, rel=1e-5)
+
+
+def test_a_list_without_texts_or_with_an_empty_one_is_refused(runs: dict[str, Path]) -> None:
+    opened = kinfolk.load(runs["gpt2"])
+    with pytest.raises(UserError, match="text is empty: there is nothing to score"):
+        evaluate(opened, text=[])
+    with pytest.raises(UserError, match="text 2 is empty"):
+        evaluate(opened, text=["a cat", " \n"])
+    with pytest.raises(UserError, match="max_tokens applies to one text"):
+        evaluate(opened, text=["a cat"], max_tokens=3)
+    with pytest.raises(UserError, match="test needs the folder of a fine-tuned model"):
+        evaluate(opened, test=[{"text": "a", "label": "b"}])  # type: ignore[call-overload]

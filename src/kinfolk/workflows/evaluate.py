@@ -1,13 +1,15 @@
 """Evaluate a model on a text by its likelihood, or on labelled rows."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
@@ -42,7 +44,7 @@ from kinfolk.text import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.baselines import document_bytes
 from kinfolk.workflows.folders import find_model_folder
-from kinfolk.workflows.load import load
+from kinfolk.workflows.load import load, restored
 from kinfolk.workflows.predict import Predictor, as_predictor, evaluate_rows, is_file
 from kinfolk.workflows.recipe import recipe_of
 
@@ -59,9 +61,24 @@ MAX_SCORED_TOKENS = 2**14  # by default, of an encoder: each takes a forward pas
 ENCODER_SCORERS = (MLMScorer, PermutationLMScorer)
 
 
+OpenedModel: TypeAlias = tuple[LanguageModel, Tokenizer]  # what `load` returns
+
+
 @overload
 def evaluate(
-    model: Path | str,
+    model: Path | str | OpenedModel,
+    *,
+    text: list[str] | tuple[str, ...],
+    length: int | None = None,
+    max_tokens: int | None = None,
+    device: str = "auto",
+    rows: int = 32,
+) -> list[LikelihoodScores]: ...
+
+
+@overload
+def evaluate(
+    model: Path | str | OpenedModel,
     *,
     text: str | None = None,
     file: Path | str | None = None,
@@ -84,9 +101,9 @@ def evaluate(
 
 
 def evaluate(
-    model: Path | str | Predictor,
+    model: Path | str | OpenedModel | Predictor,
     *,
-    text: str | None = None,
+    text: str | list[str] | tuple[str, ...] | None = None,
     file: Path | str | None = None,
     corpus: Path | str | None = None,
     test: RowSource | None = None,
@@ -95,36 +112,47 @@ def evaluate(
     max_tokens: int | None = None,
     device: str = "auto",
     rows: int = 32,
-) -> LikelihoodScores | EvaluationResult:
-    """Score a saved model by the likelihood of a text, a file or a corpus, or on labelled rows.
+) -> LikelihoodScores | list[LikelihoodScores] | EvaluationResult:
+    """Score a model by the likelihood of a text, a file or a corpus, or on labelled rows.
 
     `evaluate("runs/gpt2", file="chapter.txt").perplexity`; the scores also have `loss`,
     `bits_per_byte`, `tokens`, `bytes` and `kind`: only the kind "likelihood, left to right" is the
     probability of the text. An encoder scores at most `max_tokens` tokens, 16,384 by default,
     evenly spread; `sampled_from` is then the number of all.
+    `evaluate(load("runs/gpt2"), text=["one sentence", "another"])` returns the scores of each text
+    by a model that is open; an encoder scores every token of them, and a bidirectional model only
+    from the left. A model that is passed keeps its device and the mode of each module.
     `evaluate("runs/triage", test="test.tsv").scores` are the metrics of the task.
     """
     given = {"text": text, "file": file, "corpus": corpus, "test": test}
     if sum(value is not None for value in given.values()) != 1:
         raise UserError(f"give one of the parameters {', '.join(given)} to evaluate on")
-    if text is not None and is_file(text):
+    if isinstance(text, str) and is_file(text):
         raise UserError(f"text={text!r} is the name of a file: use file={text!r}")
     if test is not None:
         if length is not None or max_tokens is not None:
             raise UserError(
                 "length and max_tokens do not apply to test, whose rows are read as in training"
             )
+        if isinstance(model, tuple):
+            raise UserError("test needs the folder of a fine-tuned model, or a predictor of it")
         predictor = as_predictor(model, device=device)
         labelled = predictor.read(test, columns=columns, labelled=True)
         return evaluate_rows(predictor, labelled)
     if columns is not None:
         raise UserError("columns applies to test only")
-    if not isinstance(model, Path | str):
+    if not isinstance(model, Path | str | tuple):
         raise UserError(
-            f"model is of type {type(model).__name__}: give the folder of a run or of a model"
+            f"model is of type {type(model).__name__}: give the folder of a run or of a model, or "
+            "what kinfolk.load returns"
         )
-    evaluation = open_evaluation(model, corpus, file, length, device, text=text)
-    return evaluation.likelihood(rows, max_tokens=max_tokens)
+    with restored(model[0]) if isinstance(model, tuple) else nullcontext():
+        evaluation = open_evaluation(model, corpus, file, length, device, text=text)
+        if text is None or isinstance(text, str):
+            return evaluation.likelihood(rows, max_tokens=max_tokens)
+        if max_tokens is not None:
+            raise UserError("max_tokens applies to one text: of several every token is scored")
+        return evaluation.likelihood_of_each(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +163,14 @@ class TextEvaluation:
     objective: Any  # of its training
     scoring: Any  # the objective that predicts every token once
     documents: TokenizedDocuments
-    bytes: int
+    sizes: NDArray[np.int64]  # bytes: of each text, or of the whole corpus
     tokenizer: Tokenizer
     length: int | None  # of rows, where it was given
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all texts."""
+        return int(self.sizes.sum())
 
     def likelihood(
         self,
@@ -154,6 +187,17 @@ class TextEvaluation:
         size = int(self.documents.starts[-1])
         sampled = isinstance(objective, ENCODER_SCORERS) and size > scores.tokens
         return replace(scores, kind=self.kind, sampled_from=size if sampled else None)
+
+    def likelihood_of_each(self, rows: int = 32) -> list[LikelihoodScores]:
+        """Return the likelihood of each text."""
+        every = int(self.documents.starts[-1])
+        encoder = isinstance(self.scoring, ENCODER_SCORERS)
+        objective = self.limited_scoring(every if encoder else None)
+        scores = score_each_document(self.model, objective, self.documents, rows=rows)
+        return [
+            LikelihoodScores(float(nats), int(tokens), int(size), self.kind)
+            for nats, tokens, size in zip(scores.nats, scores.tokens, self.sizes, strict=True)
+        ]
 
     def document_scores(
         self,
@@ -246,42 +290,61 @@ def has_sentence_pairs(objective: NSP, documents: TokenizedDocuments) -> bool:
 
 
 def open_evaluation(
-    path: Path | str,
+    given: Path | str | OpenedModel,
     corpus: Path | str | None,
     file: Path | str | None,
     length: int | None = None,
     device: str = "auto",
     *,
-    text: str | None = None,
+    text: str | list[str] | tuple[str, ...] | None = None,
     tokenizer: Tokenizer | Path | str | None = None,
 ) -> TextEvaluation:
-    """Open a model, and the corpus, the file or the text that it is scored on."""
-    folder = find_model_folder(path)  # of a run the newest checkpoint, whose files are hashed here
-    model, tokenizer = load(folder, tokenizer)
+    """Open a model, and the corpus, the file or the text that it is scored on.
+
+    A model that is open already moves to `device` unless that is "auto".
+    """
+    folder = None
+    if isinstance(given, tuple):
+        model, tokenizer = given
+    else:
+        folder = find_model_folder(given)  # of a run the newest checkpoint, hashed here
+        model, tokenizer = load(folder, tokenizer)
     model.check_lm_head()
-    model.to(select_device(device))
-    if text is not None and not text.strip():
-        raise UserError("text is empty: there is nothing to score")
+    if folder is not None or device != "auto":
+        model.to(select_device(device))
     if corpus is None:
-        texts = [text or ""] if file is None else [d.text for d in read_documents([Path(file)])]
-        documents, size = encode_documents(tokenizer, texts)
+        if file is not None:
+            texts = [document.text for document in read_documents([Path(file)])]
+        else:
+            texts = [text] if isinstance(text, str) else [*(text or ())]
+            check_texts(texts)
+        documents, sizes = encode_documents(tokenizer, texts)
     else:
         documents = opened = Corpus.open(Path(corpus))
+        of_model = "that of the model" if isinstance(given, tuple) else given
         if opened.tokenizer_hash != tokenizer.fingerprint:
             raise UserError(
-                f"corpus {corpus} was tokenized with another tokenizer than {path}: prepare it "
+                f"corpus {corpus} was tokenized with another tokenizer than {of_model}: prepare it "
                 "with the tokenizer of the model, or evaluate on the text itself"
             )
         corpus_fingerprint(opened.folder)  # refuses damaged files
-        size = opened.bytes
+        sizes = np.array([opened.bytes])
     objective = training_objective(model, tokenizer, folder)
     scoring = scoring_objective(model, objective, length)
-    return TextEvaluation(model, objective, scoring, documents, size, tokenizer, length)
+    return TextEvaluation(model, objective, scoring, documents, sizes, tokenizer, length)
 
 
-def training_objective(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> Any:
+def check_texts(texts: Sequence[str]) -> None:
+    """Refuse no text, and texts that are empty."""
+    empty = [number for number, text in enumerate(texts, 1) if not text.strip()]
+    if not texts or empty:
+        name = f"text {empty[0]:,}" if len(texts) > 1 else "text"
+        raise UserError(f"{name} is empty: there is nothing to score")
+
+
+def training_objective(model: LanguageModel, tokenizer: Tokenizer, folder: Path | None) -> Any:
     """Return the objective of a model's run, else of its family."""
-    recipe = recipe_of(folder)
+    recipe = None if folder is None else recipe_of(folder)
     if recipe is not None:
         return recipe.objective
     family = family_of(model)
@@ -306,12 +369,14 @@ def scoring_objective(model: LanguageModel, objective: Any, length: int | None =
     return replace(objective, max_length=length).for_evaluation()
 
 
-def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[TokenizedDocuments, int]:
-    """Encode documents in memory; also count their bytes."""
+def encode_documents(
+    tokenizer: Tokenizer, texts: Sequence[str]
+) -> tuple[TokenizedDocuments, NDArray[np.int64]]:
+    """Encode documents in memory; also count the bytes of each."""
     encoded = DocumentEncoder(tokenizer)(texts)
     ends = np.cumsum(encoded.sentences, dtype=np.int64)
     starts = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(encoded.documents)])]
-    return InMemoryDocuments(encoded.ids, ends, starts), int(encoded.bytes.sum())
+    return InMemoryDocuments(encoded.ids, ends, starts), encoded.bytes.astype(np.int64)
 
 
 def count_parameters(model: nn.Module) -> int:
