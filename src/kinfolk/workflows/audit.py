@@ -12,7 +12,7 @@ MAX_FILES = 200  # in the table of the page; those with problems come first
 def findings(audit: Audit) -> list[str]:
     """Return the findings to fix before training, the worst first."""
     sentences = [
-        problem if problem == file.error else f"{file.path}: {problem}"
+        problem if problem in (file.error, _refusal(file)) else f"{file.path}: {problem}"
         for file in audit.files
         for problem in file_problems(file)
     ]
@@ -39,7 +39,7 @@ def findings(audit: Audit) -> list[str]:
 
 def file_problems(file: FileAudit) -> list[str]:
     """Return the problems of a file: ["2 invalid UTF-8 sequences, at a.txt:5, a.txt:9"]."""
-    sentences = [file.error] if file.error else []
+    sentences = [sentence for sentence in (file.error, _refusal(file)) if sentence]
     if not file.documents and not file.error:
         sentences.append("no text")
     if file.problems.errors:
@@ -48,6 +48,11 @@ def file_problems(file: FileAudit) -> list[str]:
     if file.problems.invalid_json_lines:
         sentences.append(f"{plural(file.problems.invalid_json_lines, 'line')} not JSON")
     return sentences
+
+
+def _refusal(file: FileAudit) -> str:
+    """Return why `prepare` stops at a file that is read leniently here; empty if it does not."""
+    return f"{file.problems.refusal} (prepare stops there)" if file.problems.refusal else ""
 
 
 def audit_page(audit: Audit) -> AuditPage:
