@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 
 from kinfolk.errors import UserError
 from kinfolk.extensions import HINT
-from kinfolk.synonyms import SAME_VALUES, SYNONYMS
+from kinfolk.synonyms import OTHER_WAYS, SAME_VALUES, SYNONYMS
 
 T = TypeVar("T")
 MAX_SHOWN = 200  # characters of a wrong value in a sentence
@@ -327,6 +327,9 @@ def did_you_mean(name: str, names: Sequence[str], hint: str = "") -> str:
 
     Names that other libraries use for a choice come first; the rest are compared by letters.
     """
+    for theirs, ours, sentence in OTHER_WAYS:
+        if name in theirs and ours in names:
+            return sentence
     close = suggestions(name, names)
     if close:
         return f"did you mean {_join_or(close)}?"

@@ -147,3 +147,26 @@ SAME_VALUES: tuple[tuple[str, ...], ...] = (
     ("inverse_root", "inverse_sqrt"),
     ("trapezoid", "wsd"),
 )
+
+# What to do in place of a setting of another library, where the settings here include one: names,
+# the setting that is here, the sentence.
+OTHER_WAYS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("stopping_criteria",),
+        "stop_strings",
+        "stop_strings ends a text before a string; for a rule of your own, break out of "
+        "kinfolk.stream",
+    ),
+    (
+        ("eos_token_id",),
+        "stop_strings",
+        "the end token of the tokenizer ends a text, and stop_strings ends it before a string",
+    ),
+    (
+        ("logits_processor", "logits_warper", "prefix_allowed_tokens_fn"),
+        "allowed_texts",
+        "allowed_texts, bad_words, forced_prefix, no_repeat_ngram_size and repetition_penalty "
+        "restrict the tokens; for a rule of your own, choose them from kinfolk.logits",
+    ),
+    (("streamer",), "stop_strings", "kinfolk.stream yields a text as it is generated"),
+)

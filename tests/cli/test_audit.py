@@ -45,6 +45,9 @@ def test_the_table_names_the_damage_and_shows_markup_as_it_is(kinfolk: Kinfolk, 
     assert f"! {bad / 'a.txt'}: 1 invalid UTF-8 sequences, the first at a.txt:5" in said.out
     assert f"! {bad / 'b.jsonl'}: 1 line not JSON" in said.out
     assert f"! {bad / 'c.txt.gz'} is corrupt" in said.out
+    stops = [line for line in said.out.splitlines() if line.endswith("(prepare stops there)")]
+    assert [name in line for name, line in zip("abc", stops, strict=True)] == [True] * 3
+    assert f"! {bad / 'a.txt'} is not UTF-8 at byte 30 (line 5)" in said.out
     assert f"! {bad / 'empty.txt'}: no text" in said.out
     assert "2  [b]same[/b]" in said.out
     assert "1 exact, 0 near" in said.out

@@ -202,6 +202,8 @@ HINTS = {
         ("--max_length", "did you mean --max-new-tokens?"),
         ("--num_beams", "did you mean --num-beams?"),
         ("--bf16", "did you mean --precision?"),
+        ("--stopping_criteria", "did you mean --stop?"),
+        ("--eos_token_id", "did you mean --stop?"),
     ],
     "predict": [
         ("--output_file", "did you mean -o?"),

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from kinfolk.text import KINDS, Tokenizer
-from kinfolk.text.inspect import held_out
+from kinfolk.text.tokenizer_stats import held_out
 from support.runs import Home, Kinfolk
 
 SENTENCE = "The old man found a song near the house."

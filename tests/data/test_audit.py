@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from kinfolk.data import audit as audit_module
 from kinfolk.data.audit import Audit, LineCounter, audit, histogram
-from kinfolk.data.documents import ReadOptions
+from kinfolk.data.documents import ReadOptions, read_documents
 from kinfolk.errors import UserError
 from kinfolk.text.unicode import count_scripts, guess_language
+from kinfolk.workflows.audit import findings
 
 # The first article of the Universal Declaration of Human Rights.
 ARTICLE = {
@@ -124,6 +125,35 @@ def test_a_bad_file_does_not_hide_the_others(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is corrupt"):
         (tmp_path / "c.txt.gz").write_bytes(b"x")
         audit([tmp_path / "c.txt.gz"])
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.txt", b"caf\xe9"),
+        ("a.txt", b"a\n\na\0b"),
+        ("a.jsonl", b'{"text": "one"}\n{"text": null}\n'),
+        ("a.jsonl", b'{"text": "one"}\n{oops\n'),
+        ("a.jsonl", b'{"body": "one"}\n'),
+    ],
+)
+def test_where_prepare_will_stop_is_said_in_its_words(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError) as raised:
+        list(read_documents([tmp_path]))
+    found = audit([tmp_path])
+    assert [file.problems.refusal for file in found.files] == [str(raised.value)]
+    assert f"{raised.value} (prepare stops there)" in findings(found)
+
+
+def test_a_short_row_of_a_column_is_where_prepare_will_stop(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("x\ttext\n1\tone\n2\n")
+    (file,) = audit([tmp_path], reading=ReadOptions(column="text")).files
+    assert (file.documents, "line 3 of" in file.problems.refusal) == (2, True)
+    (file,) = audit([tmp_path]).files
+    assert file.problems.refusal == ""
 
 
 def test_tables_give_every_string_or_those_of_one_field(tmp_path: Path) -> None:

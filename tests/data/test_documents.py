@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,6 +270,27 @@ def test_a_byte_that_is_not_utf8_is_named(tmp_path: Path, suffix: str) -> None:
     file.write_bytes(PACK[suffix]("é\n\n好".encode() + b"ab\xffc\n"))
     with pytest.raises(UserError, match=rf"a\.txt{suffix} is not UTF-8 at byte 9 \(line 3\):"):
         texts(file)
+
+
+@pytest.mark.parametrize("read", [read_documents, read_text_parts])
+def test_one_error_names_the_faulty_files_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Iterator[object]]
+) -> None:
+    faulty = {"b.txt": b"caf\xe9", "c.txt": b"a\0b", "d.jsonl": b'{"text": null}\n'}
+    for name, data in {"a.txt": b"good", **faulty, "e.txt": b"good"}.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError) as raised:
+        list(read([tmp_path]))
+    first, *rest = str(raised.value).split("\n")
+    assert first == "3 files cannot be read:"
+    assert [name in line for name, line in zip(faulty, rest, strict=True)] == [True] * 3
+    for number in range(4):
+        (tmp_path / f"f{number}.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"^7 files cannot be read, the first of them:(\n.*){5}$"):
+        list(read([tmp_path]))
+    monkeypatch.setattr(documents, "MAX_CHECKED_BYTES", 2)
+    with pytest.raises(UserError, match=r"^2 files or more cannot be read:(\n.*){2}$"):
+        list(read([tmp_path]))
 
 
 @pytest.mark.parametrize("data", [b"one\ntw\xe5\xa5", b"one\ntw\xe5\xa5\nthree"])

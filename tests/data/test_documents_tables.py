@@ -100,8 +100,11 @@ def test_a_dot_leads_into_a_field(tmp_path: Path) -> None:
         ('["one"]', r"line 3 of .*a\.jsonl has no field 'text': it is a list, not an object"),
         ('{"id": 1, "body": "one"}', r"line 3 of .*a\.jsonl has no 'text': choose one of id, body"),
         ("{}", r"line 3 of .*a\.jsonl has no 'text': nothing is there"),
-        ('{"text": null}', r"'text' in line 3 of .*a\.jsonl is null, not text: choose another"),
-        ('{"text": 3.5}', "is a number, not text"),
+        (
+            '{"text": null}',
+            r"'text' in line 3 of .*a\.jsonl is null, not text: remove the line, or n",
+        ),
+        ('{"text": 3.5}', "is a number, not text: choose another --field"),
         ('{"text": ["one"]}', "is a list, not text"),
         (r'{"text": "a\ud800b"}', r"line 3 .*contains a lone surrogate \('\\ud800'\)"),
         (r'{"text": "a\u0000b"}', r"'text' in line 3 of .* holds a NUL character"),
@@ -189,7 +192,9 @@ def test_parquet_is_streamed_and_knows_its_place(tmp_path: Path) -> None:
 def test_a_bad_parquet_row_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     file.write_bytes(parquet_of([{"id": 1, "text": "one"}, {"id": 2, "text": None}]))
-    with pytest.raises(UserError, match=r"'text' in row 2 of .*a\.parquet is null"):
+    with pytest.raises(
+        UserError, match=r"'text' in row 2 of .*a\.parquet is null, .*: remove the row"
+    ):
         texts(file)
     with pytest.raises(UserError, match=r"'id' in row 1 of .*a\.parquet is a number"):
         texts(file, field="id")

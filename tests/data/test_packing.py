@@ -20,10 +20,10 @@ from kinfolk.data.examples import (
     Example,
     collate,
     document_and_position_ids,
-    pack,
     pad_rows,
     select_targets,
 )
+from kinfolk.data.packing import pack
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP

@@ -390,6 +390,28 @@ def test_a_skipped_file_is_said_and_strict_refuses_it(tmp_path: Path) -> None:
     assert said[0].startswith("skipped 1 file: 1 markup or JSON (b.json); a file that is named")
 
 
+def test_a_file_without_text_is_listed_as_skipped(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    for name, text in {"a.txt": "one", "b.txt": "", "c.rst": " \n\n"}.items():
+        (tmp_path / "notes" / name).write_text(text)
+    said: list[str] = []
+    for number, files in enumerate((tmp_path / "notes", tmp_path / "notes" / "*")):
+        out = tmp_path / f"corpus-{number}"
+        corpus = prepare(files, BYTE, out, on_message=said.append)
+        assert corpus.skipped_files == {"empty file": 2}
+        lines = (out / "dropped.jsonl").read_text(encoding="utf-8").splitlines()
+        dropped = [json.loads(line) for line in lines]
+        assert [(record["reason"], Path(record["source"]).name) for record in dropped] == [
+            ("file skipped: empty file", "b.txt"),
+            ("file skipped: empty file", "c.rst"),
+        ]
+        assert "skipped 2 files: 2 empty file (b.txt, c.rst)" in said
+    with pytest.raises(UserError, match="2 files would be left out with --strict: 2 empty file"):
+        prepare(tmp_path / "notes", BYTE, tmp_path / "strict", strict=True)
+    with pytest.raises(UserError, match=r"b\.txt is empty"):
+        prepare(tmp_path / "notes" / "b.txt", BYTE, tmp_path / "named")
+
+
 def test_a_folder_of_test_data_is_found_once_with_json_and_without_hidden_files(
     tmp_path: Path,
 ) -> None:

@@ -113,6 +113,21 @@ def test_options_are_fields_by_name() -> None:
             GenerationConfig.from_options({name: 3})
 
 
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("stopping_criteria", "stop_strings .*kinfolk.stream"),
+        ("eos_token_id", "the end token .*stop_strings"),
+        ("logits_processor", "allowed_texts, bad_words, .*kinfolk.logits"),
+        ("prefix_allowed_tokens_fn", "allowed_texts, bad_words"),
+        ("streamer", "kinfolk.stream"),
+    ],
+)
+def test_arguments_of_transformers_are_answered_with_another_way(name: str, way: str) -> None:
+    with pytest.raises(UserError, match=f"^unknown argument '{name}': {way}"):
+        GenerationConfig.from_options({name: []})
+
+
 def test_the_start_token_opens_an_empty_prompt_and_others_on_request(tokenizer: Tokenizer) -> None:
     sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "max_length": 32}
     model = GPT2Config(vocab_size=tokenizer.vocab_size, **sizes).build()

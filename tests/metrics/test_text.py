@@ -6,13 +6,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.text import BLEU, CHRF, ROUGE, bleu_tokenizer, describe_bleu, lcs_length
+from kinfolk.metrics.text import (
+    BLEU,
+    CHRF,
+    ROUGE,
+    BitsPerByte,
+    bleu_tokenizer,
+    describe_bleu,
+    lcs_length,
+)
 
 REFERENCE = "the cat sat on the red mat ."
 
@@ -22,6 +31,15 @@ def test_bleu_of_equal_texts_is_100() -> None:
     assert BLEU(texts, texts) == pytest.approx(100.0)
     signature = BLEU.signature(texts, texts)
     assert "tok:13a" in signature and "version:" in signature
+
+
+def test_texts_without_bytes_have_0_bits_per_byte_in_every_resample() -> None:
+    metric = BitsPerByte()
+    statistics = metric.statistics([(0.0, 0), (math.log(2), 1)], ["", "a"])
+    assert metric.aggregate(statistics[:1]) == 0
+    assert metric.aggregate(statistics) == 1
+    counts = np.array([[2, 0], [1, 1]])
+    assert metric.resampled_scores(statistics, counts).tolist() == [0, 1]
 
 
 def test_bleu_is_the_geometric_mean_of_precisions() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from kinfolk.reports.page import write
 from kinfolk.reports.tokenizers_page import render
-from kinfolk.text.inspect import TokenizerStats, TokenView
+from kinfolk.text.token_views import TokenView
+from kinfolk.text.tokenizer_stats import TokenizerStats
 from kinfolk.workflows.compare_tokenizers import Comparison, comparison_of
 from support.pages import without_scripts
 

@@ -23,6 +23,8 @@ from typer.main import get_command
 
 from kinfolk.cli import load_app, main
 from kinfolk.data import demo_text
+from kinfolk.tasks import task
+from kinfolk.tasks.formats import base
 from kinfolk.workflows import quickstart
 
 ROOT = Path(__file__).parents[2]
@@ -156,6 +158,9 @@ def resolve(arguments: list[str]) -> tuple[Any, list[str]]:
 def run_page(page: Path, patch: pytest.MonkeyPatch) -> None:
     """Run the commands and Python blocks of a page in the present folder; each must succeed."""
     patch.setattr(torch.cuda, "is_available", lambda: False)  # nothing is compiled, then
+    # What a page registers is forgotten after it.
+    patch.setattr(base, "_FORMATS", base.all_formats())
+    patch.setattr(task, "TASK_KINDS", task.kinds())
     done: set[str] = set()  # a sentence about a command above does not run it again
     for code in printed(page):
         if code.kind == "python":

@@ -41,7 +41,8 @@ from kinfolk.reports.charts import (
 )
 from kinfolk.reports.page import environment
 from kinfolk.text import train_tokenizer
-from kinfolk.text.inspect import TokenizerStats, TokenView
+from kinfolk.text.token_views import TokenView
+from kinfolk.text.tokenizer_stats import TokenizerStats
 from kinfolk.workflows.compare_tokenizers import comparison_of
 from kinfolk.workflows.inspection.model_view import model_view
 from kinfolk.workflows.inspection.page import inspect_page as inspected_page

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
-from kinfolk.text.inspect import readable_tokens, show_whitespace, token_views
+from kinfolk.text.token_views import readable_tokens, show_whitespace, token_views
 from support.runs import text
 
 SIZES = {

@@ -6,7 +6,7 @@ import pytest
 
 from kinfolk.data.prepare import prepare
 from kinfolk.text import train_tokenizer
-from kinfolk.text.inspect import SYMBOLS, held_out, tokenizer_stats
+from kinfolk.text.tokenizer_stats import SYMBOLS, held_out, tokenizer_stats
 from support.runs import text
 
 

@@ -29,6 +29,7 @@ OPTION_HINTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("validation_file", "eval_file", "valid", "validation"), ("--dev",)),
     **dict.fromkeys(("test_file", "test_data"), ("--test",)),
     **dict.fromkeys(("text_column_name", "text_column", "label_column_name"), ("--columns",)),
+    **dict.fromkeys(("stopping_criteria", "eos_token_id"), ("--stop",)),
     "task_name": ("--task",),
     "text_file": ("--text",),
     "prompt_file": ("--prompts",),

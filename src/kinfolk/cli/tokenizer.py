@@ -45,7 +45,7 @@ from kinfolk.files import new_folder
 from kinfolk.workflows.folders import check_new_folder, check_new_page
 
 if TYPE_CHECKING:
-    from kinfolk.text.inspect import TokenView
+    from kinfolk.text.token_views import TokenView
     from kinfolk.workflows.compare_tokenizers import Comparison
 
 tokenizers = typer.Typer(help="Train, inspect and compare tokenizers.", no_args_is_help=True)
@@ -134,7 +134,8 @@ def show(
 
     ␣ is a space, ⏎ a new line. Special tokens are grey, unknown ones red.
     """
-    from kinfolk.text.inspect import token_views, tokenizer_stats
+    from kinfolk.text.token_views import token_views
+    from kinfolk.text.tokenizer_stats import tokenizer_stats
     from kinfolk.workflows.folders import load_tokenizer
 
     tokenizer = load_tokenizer(folder)

@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 from kinfolk.batch import IGNORE_INDEX, Batch
 from kinfolk.data.chunks import Chunk, ChunkIndex, IntArray, TokenizedDocuments
-from kinfolk.data.examples import Example, Packing, pack
+from kinfolk.data.examples import Example
+from kinfolk.data.packing import Packing, pack
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 from kinfolk.data.files import (
     COMPRESSION_SUFFIXES,
@@ -45,6 +45,9 @@ MAX_CELL_CHARS = 1 << 26  # of a quoted cell; a longer one lacks its closing quo
 PARQUET_BATCH_ROWS = 256  # of a Parquet file, held at once
 PART = 1 << 20  # characters of a part, at most
 MAX_BLANK_CHARS = 1 << 20  # white space that is held until text follows it
+MAX_LISTED_FAULTS = 5  # files in one error
+MAX_CHECKED_BYTES = 1 << 28  # of the files after a faulty one: a few seconds
+T = TypeVar("T")
 _LEADING = re.compile(r"\A\s*\n")
 _BLANK = re.compile(r"(\n\s*\n)")
 _STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*+:)?')  # and whether it names a field
@@ -63,6 +66,9 @@ class Document:
     source: Path
     bytes_read: int  # of the source, by the end of the text
     line: int = 1  # on which it begins
+
+
+ReadFile = Callable[[Path], Iterator[Document]]
 
 
 @dataclass(frozen=True)
@@ -100,11 +106,12 @@ def read_files(
     """
     _check(options, files)
     ranges = dict.fromkeys(files) if parts is None else parts
-    return (
-        document
-        for path, part in ranges.items()
-        for document in _read(path, options, named=part is None and path in named, part=part)
-    )
+
+    def read(path: Path) -> Iterator[Document]:
+        part = ranges[path]
+        return _read(path, options, named=part is None and path in named, part=part)
+
+    return _naming_all_faults(list(ranges), read, read)
 
 
 def read_leniently(
@@ -131,10 +138,10 @@ def read_text_parts(
     sizes, named = file_sizes(paths, on_skip=on_skip), {Path(path) for path in paths}
     _check(options, list(sizes))
     report = progress_reporter(sizes, progress)
-    return (
-        part
-        for path in sizes
-        for part in _bounded_parts(path, options, named=path in named, report=report)
+    return _naming_all_faults(
+        list(sizes),
+        lambda path: _bounded_parts(path, options, named=path in named, report=report),
+        lambda path: _read(path, options, named=path in named),
     )
 
 
@@ -179,6 +186,43 @@ def _read(
         if ends:
             yield Document("".join(held), path, source.place, source.document_line)
             held, size = [], 0
+
+
+def _naming_all_faults(
+    files: Sequence[Path], read: Callable[[Path], Iterator[T]], check: ReadFile
+) -> Iterator[T]:
+    """Read files in turn; the error about a faulty file also names the faulty ones after it."""
+    for number, path in enumerate(files, 1):
+        try:
+            yield from read(path)
+        except UserError as error:
+            # The standard input and pipes can be read only once.
+            faults, all_read = _faults([file for file in files[number:] if file.is_file()], check)
+            if not faults:
+                raise
+            count = f"{len(faults) + 1:,} files{'' if all_read else ' or more'}"
+            first = [str(error), *faults][:MAX_LISTED_FAULTS]
+            left = "" if len(faults) < MAX_LISTED_FAULTS else ", the first of them"
+            raise UserError(
+                "\n".join([f"{count} cannot be read{left}:", *(f"  {fault}" for fault in first)])
+            ) from error
+
+
+def _faults(files: Sequence[Path], check: ReadFile) -> tuple[list[str], bool]:
+    """Return the first fault of each file, and whether all were read, which takes bounded time."""
+    faults: list[str] = []
+    done = 0
+    for path in files:
+        try:
+            for document in check(path):
+                if done + document.bytes_read > MAX_CHECKED_BYTES:
+                    return faults, False
+        except UserError as error:
+            faults.append(str(error))
+        done += path.stat().st_size
+        if done > MAX_CHECKED_BYTES:
+            return faults, path == files[-1]
+    return faults, True
 
 
 def _bounded_parts(
@@ -309,18 +353,22 @@ def read_jsonl(
 ) -> Iterator[str]:
     """Read a field of the object on each line; "meta.text" is a field of a field."""
     for number, line in _nonblank(decoded_lines(source)):
-        where = f"line {number:,} of {source.name}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{where} is not JSON ({error.msg}, column {error.colno}): write one object per "
-                "line, for example with jq -c"
-            ) from error
-        except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
-            raise UserError(f"{where} is not valid JSON ({error}): remove the line") from error
+        row = _parse_row(line, number, source.name)
         source.document_line = number
-        yield get_text(row, field, where, allow_nul=allow_nul)
+        yield get_text(row, field, f"line {number:,} of {source.name}", allow_nul=allow_nul)
+
+
+def _parse_row(line: str, number: int, file: str) -> Any:
+    where = f"line {number:,} of {file}"
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{where} is not JSON ({error.msg}, column {error.colno}): write one object per "
+            "line, for example with jq -c"
+        ) from error
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        raise UserError(f"{where} is not valid JSON ({error}): remove the line") from error
 
 
 def _json_strings(source: InputFile, field: str | None, problems: FileProblems) -> Iterator[str]:
@@ -330,13 +378,22 @@ def _json_strings(source: InputFile, field: str | None, problems: FileProblems) 
     for number, line in _nonblank(decoded_lines(source, problems)):
         source.document_line = number
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            problems.invalid_json_lines += by_line
+            value = _parse_row(line, number, source.name)
+        except UserError as error:
+            if by_line:
+                problems.refuse(error)
+                problems.invalid_json_lines += 1
             strings = [_parse_json_string(s[1]) for s in _STRING.finditer(line) if not s[2]]
             if by_line or strings:
                 yield "\n".join(strings if field is None else ())
         else:
+            if by_line:
+                try:
+                    get_text(
+                        value, field or DEFAULT_TEXT_FIELD, f"line {number:,} of {source.name}"
+                    )
+                except UserError as error:
+                    problems.refuse(error)
             for name in field.split(".") if field else ():
                 value = value.get(name) if isinstance(value, dict) else None
             yield "\n".join(_strings(value))
@@ -384,11 +441,14 @@ def read_delimited(
         source.document_line = first[0]
         yield first[1][index]
     for source.document_line, cells in rows:
-        if index >= len(cells) and problems is None:
-            raise UserError(
+        if index >= len(cells):
+            error = UserError(
                 f"line {source.document_line:,} of {source.name} has no column {index + 1}, it is "
                 "too short: fix the row, or choose another --column"
             )
+            if problems is None:
+                raise error
+            problems.refuse(error)
         yield cells[index] if index < len(cells) else ""
 
 
@@ -436,9 +496,12 @@ def get_text(row: Any, field: str, where: str, *, allow_nul: bool = False) -> st
             raise missing_name_error(field, list(value), where)
         value = value[step]
     if not isinstance(value, str):
-        raise UserError(
-            f"{field!r} in {where} is {_json_type(value)}, not text: choose another --field"
-        )
+        remedy = "choose another --field"
+        if value is None:
+            remedy = (
+                f"remove the {where.split()[0]}, or name another --field if the text is elsewhere"
+            )
+        raise UserError(f"{field!r} in {where} is {_json_type(value)}, not text: {remedy}")
     if "\0" in value and not allow_nul:
         raise UserError(f"{field!r} in {where} holds a NUL character: it is not text; leave it out")
     try:

@@ -33,6 +33,11 @@ class FileProblems:
     errors: int = 0  # sequences of bytes that are not UTF-8
     line_numbers: list[int] = field(default_factory=list)  # of the first of them
     invalid_json_lines: int = 0  # lines of a .jsonl file that are not JSON
+    refusal: str = ""  # the first error that the strict reader raises
+
+    def refuse(self, error: UserError) -> None:
+        """Keep the error that the strict reader raises, if it is the first."""
+        self.refusal = self.refusal or str(error)
 
     def count_errors(self, data: bytes, text: str, line: int) -> None:
         """Count what was decoded as U+FFFD, in data that begins on a line."""
@@ -159,23 +164,28 @@ def decode_utf8(source: InputFile, problems: FileProblems | None = None) -> Iter
         part = source.stream.read(READ_BYTES - (source.start + read + len(rest)) % READ_BYTES)
         final, data = not part, rest + part
         try:
-            text, used = codecs.utf_8_decode(
-                data, "strict" if problems is None else "replace", final
-            )
+            text, used = codecs.utf_8_decode(data, "strict", final)
         except UnicodeDecodeError as error:
             line = source.line + data.count(b"\n", 0, error.start)
             byte = source.start + read + error.start
-            raise UserError(
+            fault = UserError(
                 f"{source.name} is not UTF-8 at byte {byte:,} (line {line:,}): {remedy(data)}"
-            ) from error
-        if problems is not None:
-            problems.count_errors(data[:used], text, source.line)
-        elif (nul := data.find(b"\0")) >= 0:
+            )
+            if problems is None:
+                raise fault from error
+            problems.refuse(fault)
+            text, used = codecs.utf_8_decode(data, "replace", final)
+        if (nul := data.find(b"\0")) >= 0:
             line = source.line + data.count(b"\n", 0, nul)
-            raise UserError(
+            fault = UserError(
                 f"{source.name} holds a NUL byte on line {line:,}: it is not text, or not UTF-8; "
                 "convert or remove it"
             )
+            if problems is None:
+                raise fault
+            problems.refuse(fault)
+        if problems is not None:
+            problems.count_errors(data[:used], text, source.line)
         source.line += data.count(b"\n", 0, used)
         yield text.removeprefix("\ufeff") if source.start + read == 0 else text
         rest, read = data[used:], read + used
@@ -297,6 +307,7 @@ NAMED_ONLY = {
     **dict.fromkeys((".go", ".rs", ".sh", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf"), CODE),
 }
 DETECTION_BYTES = 1 << 16  # of a file with another suffix, from which text is told
+MAX_BLANK_BYTES = 1 << 10  # of a file that is opened to see whether it has any text
 MAX_SHOWN_NAMES = 3  # of skipped files, for each reason
 
 
@@ -420,6 +431,16 @@ class _FolderListing:
         if suffix in NAMED_ONLY and not self.any_suffix:
             return NAMED_ONLY[suffix]
         return None if not file.stat().st_size or is_text(file) else "not text in UTF-8"
+
+
+def is_blank(file: Path, size: int | None) -> bool:
+    """Return whether a file of this size is empty, or small and of white space alone."""
+    if size is None or size > MAX_BLANK_BYTES:
+        return False
+    try:
+        return size == 0 or not file.read_bytes().strip()
+    except OSError:  # the error is raised when the file is read
+        return False
 
 
 def is_text(file: Path) -> bool:

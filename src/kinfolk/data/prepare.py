@@ -51,7 +51,7 @@ from kinfolk.data.encode import (
     default_num_workers,
     encode_in_parallel,
 )
-from kinfolk.data.files import SkippedFile, file_sizes, skipped_summary
+from kinfolk.data.files import SkippedFile, file_sizes, is_blank, skipped_summary
 from kinfolk.data.shards import (
     CountedDocuments,
     DuplicateCandidates,
@@ -250,6 +250,7 @@ def exclusive_output(home: Path, out: Path) -> Iterator[None]:
 
 GROUP_CHARS = 1 << 18  # sent to a worker at once
 GROUPS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
+EMPTY_FILE = "empty file"  # the reason why a file without text is skipped
 DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents and files that are left out
 
 
@@ -398,6 +399,11 @@ def prepare_config(
     evaluation = evaluation_files(decontaminate) if decontaminate else {}
     skipped: list[SkippedFile] = []
     sizes = file_sizes(paths, on_skip=skipped.append)
+    for path in [
+        path for path, size in sizes.items() if path not in named and is_blank(path, size)
+    ]:
+        del sizes[path]
+        skipped.append(SkippedFile(path, EMPTY_FILE))
     report_skipped(skipped, strict=strict, on_message=on_message)
     return PrepareConfig(
         *(sizes, named, options, tokenizer, holdout, word_boundaries, dedup, evaluation),
@@ -431,10 +437,10 @@ def report_skipped(
             f"{files} would be left out with --strict: {skipped_summary(skipped)}; remove them, or "
             "name those to be read"
         )
-    on_message(
-        f"skipped {files}: {skipped_summary(skipped)}; a file that is named, or matched by a "
-        "pattern, is read"
-    )
+    remedy = "; a file that is named, or matched by a pattern, is read"
+    if all(file.reason == EMPTY_FILE for file in skipped):
+        remedy = ""
+    on_message(f"skipped {files}: {skipped_summary(skipped)}{remedy}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from kinfolk.batch import Inputs, Output, gather_positions
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.families.base import (
+    ENCODER_MAX_LR_TIMES_WIDTH,
     Family,
     FastRates,
     HuggingFace,
@@ -274,7 +275,7 @@ FAMILY = Family(
     | PUBLISHED,
     objectives={"sop": SOP, "nsp": NSP, "mlm": MLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
-    max_lr_times_width=0.128,
+    max_lr_times_width=ENCODER_MAX_LR_TIMES_WIDTH,
     fast_rates=FastRates(lr=5e-4, matrix_lr=0.01),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",

@@ -22,6 +22,11 @@ FAST_FIELDS = (  # what it sets
     *("optimizer", "lr", "matrix_lr", "weight_decay"),
     *("schedule", "decay_ratio", "min_lr_ratio"),
 )
+# The learning rate of a standard size times its hidden size, at most: wide networks diverge, or
+# never leave the loss of a unigram model, at the rate of narrow ones. Measured at hidden size 256
+# (docs/results.md, "Learning rates of `mini`"): BERT is best at 5e-4, GPT better at 1e-3 than 3e-4.
+ENCODER_MAX_LR_TIMES_WIDTH = 0.128  # BERT and the families made of its encoder
+MAX_LR_TIMES_WIDTH = 0.256  # the other Transformers
 SEQUENCE_SUMMARY = "sequence_summary.summary"  # transformers' pooling layer of ELECTRA and XLNet
 
 
@@ -247,8 +252,7 @@ class Family:
     # Pretraining objectives, the default first; none for a baseline.
     objectives: Mapping[str, type[Any]] = field(default_factory=dict)
     training: TrainConfig = field(default_factory=TrainConfig)  # of the standard sizes
-    # Of the standard sizes, the learning rate times the hidden size, at most: wide networks
-    # diverge, or never leave the loss of a unigram model, at the rate of narrow ones.
+    # Of the standard sizes: ENCODER_MAX_LR_TIMES_WIDTH or MAX_LR_TIMES_WIDTH; None: no limit.
     max_lr_times_width: float | None = None
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
     # Of the fast recipe, measured (docs/benchmarks.md, "Time to quality"); None: it has none.

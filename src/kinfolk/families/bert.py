@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
-from kinfolk.families.base import Family, HuggingFace, hf_heads, mimetic_sizes
+from kinfolk.families.base import (
+    ENCODER_MAX_LR_TIMES_WIDTH,
+    Family,
+    HuggingFace,
+    hf_heads,
+    mimetic_sizes,
+)
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, MaskedLMHead, TokenEmbedding
@@ -255,7 +261,7 @@ FAMILY = Family(
     # Deviation: the released code also masks and predicts [UNK]; here no special token is masked.
     objectives={"nsp": NSP, "mlm": MLM, "sop": SOP, "unilm": UniLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
-    max_lr_times_width=0.128,
+    max_lr_times_width=ENCODER_MAX_LR_TIMES_WIDTH,
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="bert",
     hf=HuggingFace(

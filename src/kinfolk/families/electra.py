@@ -16,6 +16,7 @@ from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, describe, field
 from kinfolk.errors import UserError
 from kinfolk.families.base import (
+    ENCODER_MAX_LR_TIMES_WIDTH,
     SEQUENCE_SUMMARY,
     Family,
     HuggingFace,
@@ -260,7 +261,7 @@ FAMILY = Family(
     # them as they are, for the generator to predict as well.
     objectives={"rtd": RTD},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
-    max_lr_times_width=0.128,
+    max_lr_times_width=ENCODER_MAX_LR_TIMES_WIDTH,
     paper_training={
         "electra-small": PAPER_TRAINING,
         "electra-base": replace(PAPER_TRAINING, steps=766_000, batch_size=256, lr=2e-4),

@@ -2,7 +2,7 @@
 
 A token of the text has its own position, and 0 as its position within the block. A token of a blank
 has the position of the mask token that it fills, and 1, 2, 3 ... within the block, so that the
-length of a blank is unknown.
+length of a blank is unknown. objectives/blank_infilling.py shows both for an example.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.families.base import Family, FastRates, mimetic_sizes
+from kinfolk.families.base import MAX_LR_TIMES_WIDTH, Family, FastRates, mimetic_sizes
 from kinfolk.families.gpt import GPTDecoder
 from kinfolk.families.gpt2 import GPT2Config, decoder_layer
 from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
@@ -25,7 +25,8 @@ EMBEDDING_STD = 0.02  # of initial embeddings, as in the released code
 class GLMConfig(GPT2Config):
     """The published base model by default."""
 
-    # BERT's tokens, the special tokens of blank infilling, and padding.
+    # BERT's 30,522 tokens, the special tokens of blank infilling, and unused rows up to a multiple
+    # of 128.
     vocab_size: int = model_field("vocab_size", 30592)
     max_length: int = model_field("max_length", 512)
     init_std: float = model_field("init_std", 0.02)
@@ -43,7 +44,7 @@ class GLM(GPTDecoder):
 
     config: GLMConfig
     decoding = "infilling"
-    takes_prefix = False  # its texts are filled in from both sides
+    takes_prefix = False  # learned prefixes stand before a text that is read from left to right
     can_fill = True
     pooling = Pooling(token="first", activation="tanh")
 
@@ -90,7 +91,7 @@ PUBLISHED = {
         vocab_size=50304, hidden_size=4096, num_layers=48, num_heads=64, max_length=1024
     ),
 }
-# Section 3.1 for steps and batch; the rest is the released configuration of the large model.
+# Steps and batch: Du et al. 2021, section 3.1; the rest: the released configuration of GLM large.
 PAPER_TRAINING = TrainConfig(
     steps=200_000,
     batch_size=1024,
@@ -109,10 +110,11 @@ FAMILY = Family(
     year=2021,
     model=GLM,
     sizes=mimetic_sizes(GLMConfig) | PUBLISHED,
-    # Deviation: the released code begins every text with [CLS]; here part A is the text alone.
+    # Deviation: in the released code every text begins with [CLS]; here only those of tasks do, by
+    # task_template.
     objectives={"blanks": BlankInfilling},
     training=TrainConfig(lr=1e-3, warmup=200),
-    max_lr_times_width=0.256,
+    max_lr_times_width=MAX_LR_TIMES_WIDTH,
     fast_rates=FastRates(lr=8e-3, matrix_lr=0.02),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     task_template="bert",

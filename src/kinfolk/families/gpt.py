@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HFHead, HuggingFace, json_field, standard_sizes
+from kinfolk.families.base import (
+    MAX_LR_TIMES_WIDTH,
+    Family,
+    HFHead,
+    HuggingFace,
+    json_field,
+    standard_sizes,
+)
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
@@ -207,7 +214,7 @@ FAMILY = Family(
     sizes=standard_sizes(GPTConfig, dropout=0.0, attention_dropout=0.0) | {"gpt": GPTConfig()},
     objectives={"clm": CLM},
     training=TrainConfig(lr=1e-3, warmup=200),
-    max_lr_times_width=0.256,
+    max_lr_times_width=MAX_LR_TIMES_WIDTH,
     paper_training={
         # Section 4.1; the steps are those that Devlin et al. 2018 report of it in appendix A.4, the
         # betas those of the released code.

@@ -7,7 +7,14 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
-from kinfolk.families.base import Family, FastRates, HFHead, HuggingFace, standard_sizes
+from kinfolk.families.base import (
+    MAX_LR_TIMES_WIDTH,
+    Family,
+    FastRates,
+    HFHead,
+    HuggingFace,
+    standard_sizes,
+)
 from kinfolk.families.gpt import EMBEDDING_DROPOUT, GPTDecoder, layer_rules, warn_embedding_dropout
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.nn.attention import Attention
@@ -123,7 +130,7 @@ FAMILY = Family(
     },
     objectives={"clm": CLM, "prefix": PrefixLM},
     training=TrainConfig(lr=1e-3, warmup=200),
-    max_lr_times_width=0.256,
+    max_lr_times_width=MAX_LR_TIMES_WIDTH,
     fast_rates=FastRates(lr=8e-3, matrix_lr=0.02),
     paper_training={
         "gpt2": paper_training(6e-4),

@@ -6,7 +6,7 @@ layer attends to all of the past, the second to its last `attention_window` toke
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.families.base import Family, standard_sizes
+from kinfolk.families.base import MAX_LR_TIMES_WIDTH, Family, standard_sizes
 from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.nn.language_model import MAX_TOKENS, model_field, network_of
 from kinfolk.objectives.clm import CLM
@@ -86,7 +86,7 @@ FAMILY = Family(
     },
     objectives={"clm": CLM},
     training=TrainConfig(lr=1e-3, warmup=200),
-    max_lr_times_width=0.256,
+    max_lr_times_width=MAX_LR_TIMES_WIDTH,
     paper_training={
         "gpt3-125m": paper_training(6e-4, 256),
         "gpt3-350m": paper_training(3e-4, 256),

@@ -10,7 +10,14 @@ from typing import Any
 
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, hf_heads, json_field, mimetic_sizes
+from kinfolk.families.base import (
+    ENCODER_MAX_LR_TIMES_WIDTH,
+    Family,
+    HuggingFace,
+    hf_heads,
+    json_field,
+    mimetic_sizes,
+)
 from kinfolk.families.bert import (
     FIELDS,
     REQUIRED,
@@ -122,7 +129,7 @@ FAMILY = Family(
     },
     objectives={"full_sentences": FullSentences, "mlm": MLM},
     training=TrainConfig(lr=1e-3, warmup=200),
-    max_lr_times_width=0.128,
+    max_lr_times_width=ENCODER_MAX_LR_TIMES_WIDTH,
     paper_training={
         "roberta-base": PAPER_TRAINING,
         "roberta-large": replace(PAPER_TRAINING, lr=4e-4, warmup=30_000),

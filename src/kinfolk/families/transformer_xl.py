@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import EMPTY_SLOT_ID
 from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field
-from kinfolk.families.base import Family, standard_sizes
+from kinfolk.families.base import MAX_LR_TIMES_WIDTH, Family, standard_sizes
 from kinfolk.nn.embeddings import AdaptiveEmbedding
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import (
@@ -297,6 +297,6 @@ FAMILY = Family(
     | PUBLISHED,
     objectives={"stream": RecurrentCLM, "clm": CLM},
     training=TrainConfig(lr=1e-3, warmup=200),
-    max_lr_times_width=0.256,
+    max_lr_times_width=MAX_LR_TIMES_WIDTH,
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
 )

@@ -18,6 +18,7 @@ from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.families.base import (
+    MAX_LR_TIMES_WIDTH,
     SEQUENCE_SUMMARY,
     Family,
     HFHead,
@@ -296,7 +297,7 @@ FAMILY = Family(
     # from row to row, with a memory of half a row.
     objectives={"permutation": PermutationLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
-    max_lr_times_width=0.256,
+    max_lr_times_width=MAX_LR_TIMES_WIDTH,
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
     template="xlnet",
     hf=HuggingFace(

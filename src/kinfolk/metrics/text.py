@@ -21,6 +21,7 @@ from kinfolk.metrics.metric import (
     Statistics,
     precision_recall_f1,
     resampled_totals,
+    safe_divide,
 )
 from kinfolk.text.unicode import guess_language
 
@@ -28,9 +29,19 @@ References: TypeAlias = str | Sequence[str]  # the references of one text
 CHINESE = ("\u3400", "\u9fff")  # first and last character
 LANGUAGE_SAMPLE = 200  # references used to detect the language
 BLEU_TOKENIZERS = {"Chinese": "zh", "Japanese": "ja-mecab", "Korean": "ko-mecab"}
+MAX_EXPONENT = 700.0  # exp of more overflows
+LATIN_WORDS = re.compile("[a-z0-9]+")
+# The words that ROUGE compares, where they are not those of rouge-score.
+ROUGE_WORDS = {
+    "Chinese": re.compile("[a-z0-9]+|[{}-{}]".format(*CHINESE)),
+    "Japanese": re.compile("[a-z0-9]+|[\u3041-\u30ff{}-{}]".format(*CHINESE)),
+    "Korean": re.compile(r"\w+"),
+}
+# Of texts in the words of two languages: Chinese characters, and words of all other scripts.
+MIXED_WORDS = re.compile(r"[{0}-{1}]|[^\W{0}-{1}]+".format(*CHINESE))
 
 
-def library() -> Any:
+def sacrebleu_metrics() -> Any:
     """Return the metrics of sacrebleu."""
     try:
         from sacrebleu import metrics
@@ -116,7 +127,7 @@ def bleu_tokenizer(language: str) -> str:
     """Return sacrebleu's tokenizer for a language: characters where its package is missing."""
     tokenizer = BLEU_TOKENIZERS.get(language, "13a")
     try:
-        library().BLEU(tokenize=tokenizer)
+        sacrebleu_metrics().BLEU(tokenize=tokenizer)
     except (ImportError, RuntimeError):  # MeCab is not installed
         return "char"
     return tokenizer
@@ -138,12 +149,12 @@ def describe_bleu(references: Sequence[References]) -> str | None:
 
 @cache
 def sacrebleu_bleu(tokenize: str) -> Any:
-    return library().BLEU(tokenize=tokenize)
+    return sacrebleu_metrics().BLEU(tokenize=tokenize)
 
 
 @cache
 def sacrebleu_chrf() -> Any:
-    return library().CHRF()
+    return sacrebleu_metrics().CHRF()
 
 
 def as_sequence(reference: References) -> Sequence[str]:
@@ -174,18 +185,6 @@ def mostly_chinese(references: Sequence[References]) -> bool:
     """Return whether most letters are Chinese, each of which then counts as a word."""
     letters = [c for r in references for text in as_sequence(r) for c in text if c.isalpha()]
     return 2 * sum(CHINESE[0] <= letter <= CHINESE[1] for letter in letters) > len(letters)
-
-
-MAX_EXPONENT = 700.0  # exp of more overflows
-LATIN_WORDS = re.compile("[a-z0-9]+")
-# The words that ROUGE compares, where they are not those of rouge-score.
-ROUGE_WORDS = {
-    "Chinese": re.compile("[a-z0-9]+|[{}-{}]".format(*CHINESE)),
-    "Japanese": re.compile("[a-z0-9]+|[\u3041-\u30ff{}-{}]".format(*CHINESE)),
-    "Korean": re.compile(r"\w+"),
-}
-# Of texts in the words of two languages: Chinese characters, and words of all other scripts.
-MIXED_WORDS = re.compile(r"[{0}-{1}]|[^\W{0}-{1}]+".format(*CHINESE))
 
 
 def rouge_pattern(references: Sequence[References]) -> re.Pattern[str]:
@@ -302,10 +301,10 @@ class BitsPerByte(Perplexity):
         )
 
     def score(self, total: Statistics, /) -> float:
-        """Return bits per byte."""
-        return float(total[0]) / math.log(2) / float(total[1])
+        """Return bits per byte; 0 of texts without bytes."""
+        return safe_divide(float(total[0]) / math.log(2), float(total[1]))
 
     def resampled_scores(self, statistics: Statistics, counts: Counts) -> NDArray[np.float64]:
-        """Divide all sums at once; of texts without bytes, there are 0 bits."""
+        """Divide all sums at once."""
         nats, sizes = resampled_totals(statistics, counts).T
         return nats / math.log(2) / np.where(sizes > 0, sizes, np.inf)

@@ -112,7 +112,10 @@ class FeedForward(TensorParallel):
 
 
 class GatedFeedForward(TensorParallel):
-    """A feed-forward layer whose hidden units are multiplied by a gate (Shazeer 2020)."""
+    """A feed-forward layer whose hidden units are multiplied by a gate.
+
+    GEGLU with the activation gelu, SwiGLU with silu (Shazeer 2020).
+    """
 
     tensor_plan: ClassVar[Mapping[str, Split]] = {
         "gate_proj": "columns",

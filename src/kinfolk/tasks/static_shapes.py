@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, TokenTargets
 from kinfolk.data.chunks import IntArray
-from kinfolk.data.examples import Packing, pack
+from kinfolk.data.packing import Packing, pack
 from kinfolk.tasks.formulations.base import (
     PAD_TO_MULTIPLE_OF,
     ROW_LENGTH_FACTORS,

@@ -11,11 +11,10 @@ MAX_FILES = 200  # in the table of the page; those with problems come first
 
 def findings(audit: Audit) -> list[str]:
     """Return the findings to fix before training, the worst first."""
-    sentences = [
-        problem if problem == file.error else f"{file.path}: {problem}"
-        for file in audit.files
-        for problem in file_problems(file)
-    ]
+    sentences = []
+    for file in audit.files:
+        sentences += _faults(file)
+        sentences += [f"{file.path}: {problem}" for problem in _counted_problems(file)]
     if audit.skipped:
         files = plural(len(audit.skipped), "file")
         sentences.append(
@@ -39,7 +38,17 @@ def findings(audit: Audit) -> list[str]:
 
 def file_problems(file: FileAudit) -> list[str]:
     """Return the problems of a file: ["2 invalid UTF-8 sequences, at a.txt:5, a.txt:9"]."""
-    sentences = [file.error] if file.error else []
+    return [*_faults(file), *_counted_problems(file)]
+
+
+def _faults(file: FileAudit) -> list[str]:
+    """Return the errors, with the path of the file, at which `prepare` stops."""
+    faults = (file.error, file.problems.refusal)
+    return [f"{fault} (prepare stops there)" for fault in faults if fault]
+
+
+def _counted_problems(file: FileAudit) -> list[str]:
+    sentences = []
     if not file.documents and not file.error:
         sentences.append("no text")
     if file.problems.errors:

@@ -7,7 +7,8 @@ from pathlib import Path
 from kinfolk.data.documents import ReadOptions, read_documents
 from kinfolk.errors import UserError
 from kinfolk.reports.tokenizers_page import SampleToken, TokenizerRow, TokenizersPage
-from kinfolk.text.inspect import TokenizerStats, TokenView, held_out, token_views, tokenizer_stats
+from kinfolk.text.token_views import TokenView, token_views
+from kinfolk.text.tokenizer_stats import TokenizerStats, held_out, tokenizer_stats
 from kinfolk.text.train import KINDS, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
 from kinfolk.config import field
 from kinfolk.data.chunks import IntArray
-from kinfolk.data.examples import Collated, Example, Packing, collate, pack
+from kinfolk.data.examples import Collated, Example, collate
+from kinfolk.data.packing import Packing, pack
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.task import Prediction, Task, TaskOutput

@@ -15,7 +15,7 @@ from kinfolk.reports.inspect_view import (
     TableView,
     TokenValuesView,
 )
-from kinfolk.text.inspect import readable_tokens
+from kinfolk.text.token_views import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.inspection.inspect import Inspection, inspect
 from kinfolk.workflows.inspection.network import LensPredictions

@@ -23,7 +23,7 @@ from kinfolk.objectives.rtd import RTD, RTDTargets, replace_tokens, sample_token
 from kinfolk.objectives.sop import SOP
 from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.reports.inspect_view import MaskArray, ObjectiveView, StreamView
-from kinfolk.text.inspect import readable_tokens
+from kinfolk.text.token_views import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.inspection.draws import Draw, InspectedText, draw_examples
 from kinfolk.workflows.inspection.masks import mask_views, meta_network

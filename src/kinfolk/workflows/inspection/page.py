@@ -21,7 +21,7 @@ from kinfolk.reports.inspect_view import (
     TableView,
 )
 from kinfolk.text import train_tokenizer
-from kinfolk.text.inspect import readable_tokens, unknown_note
+from kinfolk.text.token_views import readable_tokens, unknown_note
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.folders import load_tokenizer

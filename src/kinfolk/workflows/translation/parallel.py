@@ -12,7 +12,7 @@ from typing import Self
 
 from kinfolk.data.parallel_text import ParallelText, write_parallel_corpus
 from kinfolk.errors import UserError
-from kinfolk.metrics.text import library
+from kinfolk.metrics.text import sacrebleu_metrics
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 
@@ -74,7 +74,7 @@ class ParallelData(SentencePairs):
     def check(self) -> None:
         """Refuse files that cannot be read or are not aligned."""
         if self.dev is not None:
-            library()
+            sacrebleu_metrics()
         for files in (self.train, self.dev):
             if files is not None:
                 files.check()
@@ -183,7 +183,7 @@ class MultilingualData(SentencePairs):
                         f"{', '.join(sorted(known))})"
                     )
         if self.dev:
-            library()
+            sacrebleu_metrics()
         for pair in (*self.train, *self.dev):
             pair.files.check()
 

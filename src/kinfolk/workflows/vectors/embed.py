@@ -31,7 +31,7 @@ from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.features import FeatureClassifier
 from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.rows import LabelledText
-from kinfolk.text.inspect import unknown_note
+from kinfolk.text.token_views import unknown_note
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.folders import check_new_folder
