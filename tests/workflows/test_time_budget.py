@@ -13,12 +13,14 @@ import torch
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
 from kinfolk.training import checkpoint
+from kinfolk.training import run as run_module
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.first_estimate import seconds_per_step
 from kinfolk.training.log import read, speed_lines
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.optimizer import lr_schedule, with_steps
+from kinfolk.training.run import Run
 from kinfolk.training.time_budget import (
     DECISIONS,
     Decision,
@@ -47,7 +49,7 @@ def spent(folder: Path, seconds_of: Callable[[int], float], *, first: int, every
         while step < steps and (step == before or step % every):
             now += seconds_of(step)
             step += 1
-        steps = budget.observe(step, now - began)
+        steps = budget.observe(step, (now - began) / (step - before))
     last = read_decisions(folder / DECISIONS)[-1]
     assert last == Decision(step, step, pytest.approx(now))  # type: ignore[arg-type]
     return now
@@ -261,6 +263,38 @@ def test_a_run_that_was_stopped_by_a_signal_is_resumed(
     assert {step: after[step] for step in logged} == logged
     assert seconds(run) == pytest.approx(60 * MINUTES, rel=0.02)
     assert found[-1].seconds == pytest.approx(seconds(run))
+
+
+def test_steps_that_are_done_again_cost_nothing_where_the_device_is_read_every_tenth_step(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "log_interval", lambda device: 10)
+    run, each, stopped = tmp_path / "run", 0.12, 24
+    with monkeypatch.context() as patch:
+
+        def stop(step: Any, done: int) -> float:
+            if done == stopped:
+                raise KeyboardInterrupt
+            return each
+
+        def killed(run: Run, step: int, evaluation: Any) -> None:
+            if step == stopped:  # the log has it by now
+                raise Killed
+            save(run, step, evaluation)
+
+        save: Any = Run.save
+        patch.setattr(Run, "save", killed)
+        StepClock(stop).install(patch)
+        with pytest.raises(Killed):
+            pretrain(timed(home), run, decisions=())
+    assert max(rates(run)) == stopped
+    newest = checkpoint.latest_valid(run)
+    assert newest is not None and checkpoint.checkpoint_step(newest) == 20
+    with monkeypatch.context() as patch:
+        StepClock(lambda step, done: each).install(patch)
+        resume(run)
+    last = read_decisions(run / DECISIONS)[-1]
+    assert last.seconds == pytest.approx(each * last.step) == pytest.approx(60 * MINUTES)
 
 
 @pytest.mark.parametrize("nan_at", [21, 22, 29])  # the first is the step after a checkpoint

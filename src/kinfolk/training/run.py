@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
@@ -52,9 +52,6 @@ from kinfolk.training.step import TrainStep
 from kinfolk.training.time_budget import DECISIONS, TimeBudget, write_decisions
 from kinfolk.training.watch import Alarm, Watch
 from kinfolk.training.workload import Workload, select_device, uses_bfloat16
-
-if TYPE_CHECKING:
-    pass
 
 CUDA_LOG_EVERY = 10  # steps between reads of the device, each of which waits for it
 
@@ -295,9 +292,9 @@ class Run:
             finally:
                 self.global_step = loop.global_step
 
-    def _follow_clock(self, step: int, seconds: float) -> TrainConfig:
+    def _follow_clock(self, step: int, each: float) -> TrainConfig:
         assert self.time is not None
-        return self.set_steps(self.time.observe(step, seconds))
+        return self.set_steps(self.time.observe(step, each))
 
     def set_steps(self, steps: int) -> TrainConfig:
         """Set the number of steps of a run that ends by the clock."""
