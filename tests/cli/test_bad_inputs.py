@@ -343,7 +343,6 @@ MISTAKES = [
     ),
     ("evaluate {classifier} --test /dev/null", "/dev/null is a pipe or a device: save its content"),
     ("translate {t5} /dev/null", "/dev/null is a pipe or a device: save its content in a file"),
-    ("translate {t5} {tmp}", "{tmp} is a folder: give one of its files"),
     # Writing.
     ("generate {tmp}/none The", "no such folder: {tmp}/none"),
     (
