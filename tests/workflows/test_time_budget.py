@@ -374,6 +374,17 @@ def test_too_few_minutes_are_refused_with_enough(
     assert not (tmp_path / "run").exists()
 
 
+def test_what_does_not_fit_into_memory_is_refused_before_a_step_is_timed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StepClock(lambda step, done: 0.05)
+    clock.install(monkeypatch)
+    monkeypatch.setattr("kinfolk.workflows.planning.preflight.available_memory", lambda: 10**6)
+    with pytest.raises(UserError, match="weights, gradients and moments take"):
+        pretrain(timed(home), tmp_path / "run")
+    assert clock.steps == 0
+
+
 @pytest.mark.parametrize(("each", "timed_steps"), [(2.0, 1), (1.0, 2), (0.05, 23)])
 def test_steps_are_timed_until_it_is_clear_that_they_are_too_slow(
     home: Home, monkeypatch: pytest.MonkeyPatch, each: float, timed_steps: int
