@@ -173,7 +173,9 @@ def test_a_run_ends_by_the_clock_with_the_schedule_at_its_end(
     assert newest is not None and checkpoint.checkpoint_step(newest) == steps
     assert checkpoint.load_training_state(newest)["finished"]
     assert f"{steps} (train.minutes=0.1)" in (run / "report.html").read_text(encoding="utf-8")
-    with pytest.raises(UserError, match=f"is complete \\({steps} steps\\)"):
+    with pytest.raises(
+        UserError, match=f"is complete \\({steps} steps\\): start .* more --minutes"
+    ):
         resume(run)
 
 
