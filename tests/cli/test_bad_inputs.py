@@ -91,6 +91,7 @@ MISTAKES = [
     ),
     ("plan runs/gpt2 --tokens 1e9", "runs/gpt2 is no family: kinfolk plan takes FAMILY/SIZE"),
     ("plan gpt2/huge --tokens 1e9", "gpt2 has no size 'huge'"),
+    ("plan gpt2/nano --tokens 1e9 --gpu a100", "unknown --gpu 'a100': did you mean a100-80 or a10"),
     ("plan gpt2/nano --tokens 1e9 --gpu h300", "unknown --gpu 'h300': did you mean h"),
     ("plan gpt2/nano --tokens 0", "--tokens must be from 1 to 1e+18 (got 0)"),
     ("plan gpt2/nano --tokens 1e30", "--tokens must be from 1 to 1e+18 (got 1e+30)"),
