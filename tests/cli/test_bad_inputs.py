@@ -91,6 +91,7 @@ MISTAKES = [
     ),
     ("plan runs/gpt2 --tokens 1e9", "runs/gpt2 is no family: kinfolk plan takes FAMILY/SIZE"),
     ("plan gpt2/huge --tokens 1e9", "gpt2 has no size 'huge'"),
+    ("plan gpt2/nano --tokens 1e9 --gpu a100", "unknown --gpu 'a100': did you mean a100-80 or a10"),
     ("plan gpt2/nano --tokens 1e9 --gpu h300", "unknown --gpu 'h300': did you mean h"),
     ("plan gpt2/nano --tokens 0", "--tokens must be from 1 to 1e+18 (got 0)"),
     ("plan gpt2/nano --tokens 1e30", "--tokens must be from 1 to 1e+18 (got 1e+30)"),
@@ -337,6 +338,12 @@ MISTAKES = [
     ("evaluate {gpt2} --text {text} --device gpu", "unknown device 'gpu'"),
     ("evaluate {tmp} --text {text}", "{tmp} is neither a run"),
     ("evaluate {tmp}/none --text {text}", "no such folder: {tmp}/none"),
+    (
+        "generate gpt2/nano The",
+        "gpt2/nano has no weights: train it with kinfolk pretrain gpt2/nano",
+    ),
+    ("evaluate {classifier} --test /dev/null", "/dev/null is a pipe or a device: save its content"),
+    ("translate {t5} /dev/null", "/dev/null is a pipe or a device: save its content in a file"),
     # Writing.
     ("generate {tmp}/none The", "no such folder: {tmp}/none"),
     (
@@ -748,7 +755,10 @@ MISTAKES = [
     # What strangers bring.
     ("generate {gpt2} --prompts {bad}/empty.txt", "{bad}/empty.txt has no prompts: pass a file"),
     ("generate {gpt2} --prompts {bad}", "{bad} is a folder: pass a file with one JSON object"),
-    ("import {bad}/rows.jsonl -o {new}", "{bad}/rows.jsonl is a file: give the folder of the"),
+    (
+        "import {bad}/rows.jsonl -o {new}",
+        "{bad}/rows.jsonl is a file: give the folder of the model",
+    ),
     ("import {bad}/pointer -o {new}", "pointer/model.safetensors is a Git LFS pointer, not the"),
     ("import {bad}/integers -o {new}", "has no floating-point tensors (its types: torch.int32)"),
     (
@@ -1045,6 +1055,17 @@ def test_a_mistake_in_the_rows_is_one_sentence_after_the_notes(
     assert said.code == 2 and said.err.count("error: ") == 1
     assert said.err.splitlines()[-1].startswith(f"error: {expected.format(**folders)}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_place_of_a_model_gets_the_name_of_its_folder_where_that_is_one(
+    kinfolk: Kinfolk, bad: Path, tmp_path: Path
+) -> None:
+    for path, end in (
+        (bad / "rows.jsonl", ""),
+        (bad / "pointer" / "config.json", f", {bad}/pointer"),
+    ):
+        sentence = one_sentence(kinfolk("import", path, "-o", tmp_path / "new"))
+        assert sentence == f"{path} is a file: give the folder of the model{end}"
 
 
 def test_a_classifier_whose_class_is_unknown_is_one_sentence(

@@ -185,6 +185,7 @@ HINTS = {
         ("--model_name_or_path", "the model is the first argument"),
     ],
     "finetune": [
+        ("--minutes", "its length is a number of --steps"),
         ("--output_dir", "did you mean -o?"),
         ("--train_file", "did you mean --train?"),
         ("--validation_file", "did you mean --dev?"),
@@ -193,6 +194,7 @@ HINTS = {
         ("--metric_for_best_model", "--metric chooses by what"),
         ("--hidden_size", "write model.hidden_size=VALUE"),
     ],
+    "lr-find": [("--minutes", "its length is a number of --steps")],
     "evaluate": [
         ("--test_file", "did you mean --test?"),
         ("--overwrite_output_dir", "did you mean --force?"),

@@ -14,6 +14,7 @@ import pytest
 
 from kinfolk.data import dedup
 from kinfolk.data.corpus import Corpus
+from kinfolk.text.tokenizer import Tokenizer
 from support.runs import Home, Kinfolk, one_sentence, tree
 
 
@@ -49,6 +50,25 @@ def test_characters_of_several_tokens_are_pointed_out(kinfolk: Kinfolk, tmp_path
     assert "a character takes 1.9 tokens, so that" in said[400].err
     assert "tokenizer with a larger --vocab-size" in said[400].err
     assert "a character takes" not in said[1500].err
+
+
+def test_of_a_long_document_the_beginning_is_read(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, sizes = Tokenizer.decode, list[int]()
+
+    def counted(tokenizer: Tokenizer, ids: Any, **settings: Any) -> str:
+        sizes.append(len(ids))
+        return decode(tokenizer, ids, **settings)
+
+    monkeypatch.setattr(Tokenizer, "decode", counted)
+    (tmp_path / "long.txt").write_text("The cat sat on the mat. " * 2000, encoding="utf-8")
+    out = tmp_path / "c"
+    assert (
+        kinfolk("prepare", tmp_path / "long.txt", "--tokenizer", home.tokenizer, "-o", out).code
+        == 0
+    )
+    assert Corpus.open(out).tokens > 2000 and sizes == [1000]
 
 
 def test_a_part_can_be_held_out(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:

@@ -76,6 +76,10 @@ COMMANDS = [
     ("verify-resume gtp2", 2),
     ("verify-resume gpt2 --corpus {tmp}/none", 2),
     ("verify-resume gpt2 --steps 0", 2),
+    ("plan gpt2/bas --tokens 3B", 2),
+    ("plan gpt2/base --tokens 3B --gpu h1000", 2),
+    ("generate gpt2/nano The", 2),
+    ("translate {corpus} {corpus}", 2),
 ]
 COMMANDS += [
     ("predict {run} {bad}/empty.tsv", 2),

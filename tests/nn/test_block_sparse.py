@@ -20,6 +20,7 @@ from kinfolk.nn import attention
 from kinfolk.nn.attention import BlockSparse, FlexBlockSparse, MaskedSdpa, select_backend
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.step import Learner
+from support.triton_on_cpu import block_sparse_on_cpu
 
 STATIC = [m for m in families().values() if m.model.static_shapes and m.name != "ngram"]  # counted
 PAIRS = [(m.name, way) for m in STATIC if m.model.varlen_attention for way in m.objectives]
@@ -174,6 +175,38 @@ def test_every_family_has_the_loss_and_gradients_of_the_dense_mask(
     assert grads.keys() == wanted.keys()
     for parameter, gradient in grads.items():
         torch.testing.assert_close(gradient, wanted[parameter], rtol=1e-3, atol=1e-5)
+
+
+# Queries, keys and values in one tensor, or each in its own; the former for a mask of one text.
+TENSORS = [(name, together) for name in CASES for together in (True, False)]
+TENSORS.remove(("cross-attention", True))
+
+
+@pytest.mark.parametrize("blocks", [(64, 64), (16, 32)])
+@pytest.mark.parametrize(("name", "together"), TENSORS)
+def test_the_code_of_the_kernels_equals_float64(
+    name: str, together: bool, blocks: tuple[int, int]
+) -> None:
+    query, key, window = CASES[name]
+    torch.manual_seed(0)
+    ranges = BlockRanges.of(query, key, window, block_queries=blocks[0], block_keys=blocks[1])
+    length, other = (mask.document_ids.shape[1] for mask in (query, key))
+    parts = [  # the heads of a token lie side by side, apart, and in a wider tensor
+        torch.randn(2, length, 3, 16),
+        torch.randn(2, 3, other, 16).transpose(1, 2),
+        torch.randn(2, other, 3, 32)[..., :16],
+    ]
+    leaves = [torch.stack(parts, 2)] if together else parts
+    leaves = [x.requires_grad_() for x in leaves]
+    out = block_sparse_on_cpu().attend(*leaves, *[None] * (3 - len(leaves)), ranges, 0.3)
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    split = [*exact[0].unbind(2)] if together else exact
+    wanted = written_out(split, query.dense(key, window), 0.3)
+    seeds = torch.randn(2, 3, length, 16).transpose(1, 2)
+    found = torch.autograd.grad(out, leaves, seeds)
+    expected = torch.autograd.grad(wanted, exact, seeds.double())
+    for one, other in zip((out, *found), (wanted, *expected), strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
 
 
 def on_cuda(mask: AttentionMask) -> AttentionMask:

@@ -182,6 +182,7 @@ def test_extractor_and_weights_learn_from_different_documents(dictionary: str) -
     instances, _ = planted(solve, lambda chosen, kind, chance: [float(chosen), 0.0], rows)
     torch.manual_seed(0)
     model: Any = model_config(solve, config("bert"), dropout=0.0).build()
+    torch.nn.init.normal_(model.label_weights.out_proj.weight)  # zeros would hide gradients below
 
     def changed(chosen: list[Instance]) -> set[str]:
         model.zero_grad()

@@ -13,12 +13,14 @@ import torch
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
 from kinfolk.training import checkpoint
+from kinfolk.training import run as run_module
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.first_estimate import seconds_per_step
 from kinfolk.training.log import read, speed_lines
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.optimizer import lr_schedule, with_steps
+from kinfolk.training.run import Run
 from kinfolk.training.time_budget import (
     DECISIONS,
     Decision,
@@ -47,7 +49,7 @@ def spent(folder: Path, seconds_of: Callable[[int], float], *, first: int, every
         while step < steps and (step == before or step % every):
             now += seconds_of(step)
             step += 1
-        steps = budget.observe(step, now - began)
+        steps = budget.observe(step, (now - began) / (step - before))
     last = read_decisions(folder / DECISIONS)[-1]
     assert last == Decision(step, step, pytest.approx(now))  # type: ignore[arg-type]
     return now
@@ -171,7 +173,9 @@ def test_a_run_ends_by_the_clock_with_the_schedule_at_its_end(
     assert newest is not None and checkpoint.checkpoint_step(newest) == steps
     assert checkpoint.load_training_state(newest)["finished"]
     assert f"{steps} (train.minutes=0.1)" in (run / "report.html").read_text(encoding="utf-8")
-    with pytest.raises(UserError, match=f"is complete \\({steps} steps\\)"):
+    with pytest.raises(
+        UserError, match=f"is complete \\({steps} steps\\): start .* more --minutes"
+    ):
         resume(run)
 
 
@@ -263,6 +267,38 @@ def test_a_run_that_was_stopped_by_a_signal_is_resumed(
     assert found[-1].seconds == pytest.approx(seconds(run))
 
 
+def test_steps_that_are_done_again_cost_nothing_where_the_device_is_read_every_tenth_step(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "log_interval", lambda device: 10)
+    run, each, stopped = tmp_path / "run", 0.12, 24
+    with monkeypatch.context() as patch:
+
+        def stop(step: Any, done: int) -> float:
+            if done == stopped:
+                raise KeyboardInterrupt
+            return each
+
+        def killed(run: Run, step: int, evaluation: Any) -> None:
+            if step == stopped:  # the log has it by now
+                raise Killed
+            save(run, step, evaluation)
+
+        save: Any = Run.save
+        patch.setattr(Run, "save", killed)
+        StepClock(stop).install(patch)
+        with pytest.raises(Killed):
+            pretrain(timed(home), run, decisions=())
+    assert max(rates(run)) == stopped
+    newest = checkpoint.latest_valid(run)
+    assert newest is not None and checkpoint.checkpoint_step(newest) == 20
+    with monkeypatch.context() as patch:
+        StepClock(lambda step, done: each).install(patch)
+        resume(run)
+    last = read_decisions(run / DECISIONS)[-1]
+    assert last.seconds == pytest.approx(each * last.step) == pytest.approx(60 * MINUTES)
+
+
 @pytest.mark.parametrize("nan_at", [21, 22, 29])  # the first is the step after a checkpoint
 def test_a_run_that_rolled_back_keeps_its_budget(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nan_at: int
@@ -338,6 +374,17 @@ def test_too_few_minutes_are_refused_with_enough(
     with pytest.raises(UserError, match=message):
         pretrain(timed(home), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_a_step_is_timed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StepClock(lambda step, done: 0.05)
+    clock.install(monkeypatch)
+    monkeypatch.setattr("kinfolk.workflows.planning.preflight.available_memory", lambda: 10**6)
+    with pytest.raises(UserError, match="weights, gradients and moments take"):
+        pretrain(timed(home), tmp_path / "run")
+    assert clock.steps == 0
 
 
 @pytest.mark.parametrize(("each", "timed_steps"), [(2.0, 1), (1.0, 2), (0.05, 23)])

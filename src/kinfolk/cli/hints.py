@@ -48,6 +48,7 @@ NO_OPTION: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
         ("--out",),
         "-o must name a folder that is new or empty",
     ),
+    (("minutes",), ("--steps",), "its length is a number of --steps"),
     (
         ("do_train", "do_eval", "do_predict"),
         ("model",),

@@ -10,7 +10,8 @@ from kinfolk.cli.app import JSON, MAX_TOKENS, MAX_VOCAB, TRAIN, command, flag, o
 from kinfolk.cli.options import SUFFIXES, parse_count
 from kinfolk.cli.output import numbers, print_facts, print_json, print_line, print_table, table
 from kinfolk.errors import UserError
-from kinfolk.training.device_specs import CPU, DEVICES
+from kinfolk.families import check_name, index
+from kinfolk.training.device_specs import CPU, DEVICES, check_device_name
 
 if TYPE_CHECKING:
     from kinfolk.workflows.planning.check import StepCheck
@@ -75,6 +76,9 @@ def plan(
     """
     amount = parse_count(tokens, "--tokens")
     corpus = None if corpus_tokens is None else parse_count(corpus_tokens, "--corpus-tokens")
+    check_device_name(gpu)  # this and the next are refused before torch is imported
+    if model.partition("/")[0] in index():
+        check_name(model)
     from kinfolk.workflows.planning.plan import plan as make_plan
 
     planned = make_plan(

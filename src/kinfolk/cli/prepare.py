@@ -1,6 +1,7 @@
 """The command `prepare`: text is tokenized into a corpus."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 CLUSTER = "Ray cluster"
 SAMPLED_DOCUMENTS = 20  # whose characters are counted
+SAMPLED_TOKENS = 1000  # of each
 MAX_TOKENS_PER_CHARACTER = 1.1
 
 
@@ -148,13 +150,14 @@ def show_corpus(corpus: "Corpus", out: Path, *, json: bool) -> None:
 
 
 def tokens_per_character(corpus: "Corpus") -> float:
-    """Return how many tokens of byte-level BPE a character takes in the first documents."""
+    """Return how many tokens of byte-level BPE a character of the first documents takes."""
     tokenizer = corpus.tokenizer()
     if tokenizer.kind != "bpe":
         return 0.0
-    ids = [corpus.document(index) for index in range(min(corpus.documents, SAMPLED_DOCUMENTS))]
-    characters = sum(len(tokenizer.decode(document)) for document in ids)
-    return sum(map(len, ids)) / max(characters, 1)
+    starts = [int(start) for start in corpus.starts[: SAMPLED_DOCUMENTS + 1]]
+    parts = [corpus.ids(a, min(a + SAMPLED_TOKENS, b)) for a, b in pairwise(starts)]
+    characters = sum(len(tokenizer.decode(part)) for part in parts)
+    return sum(map(len, parts)) / max(characters, 1)
 
 
 def document_unit(text: str) -> Literal["block", "file"]:

@@ -28,7 +28,12 @@ from kinfolk.cli.output import ProgressReporter, row_progress, saved_on_interrup
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
-from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
+from kinfolk.workflows.folders import (
+    check_input_file,
+    check_model_folder,
+    check_new_file,
+    check_parent_folder,
+)
 
 if TYPE_CHECKING:
     from kinfolk.workflows.translation.languages import Route
@@ -64,8 +69,8 @@ def read_lines(path: Path) -> Iterator[str]:
 
     if path == STDIN and sys.stdin.isatty():
         raise UserError("FILE is '-' but stdin is a terminal: pipe text in or pass a file")
-    if path != STDIN and not path.is_file():
-        raise UserError(f"{path} does not exist: pass a file with one text per line")
+    if path != STDIN:
+        check_input_file(path)
     with open_input(path) as source:
         yield from iter_lines(source, normalize_newlines(decode_utf8(source)))
 

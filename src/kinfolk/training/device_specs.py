@@ -69,5 +69,6 @@ CPU = "cpu"  # whose figures are those of this machine, in place of a data sheet
 def check_device_name(name: str) -> None:
     """Refuse a device that has no figures."""
     if name != CPU and name not in DEVICES:
-        known = [*DEVICES, CPU]
-        raise UserError(f"unknown --gpu {name!r}: {did_you_mean(name, known)}")
+        own = [other for other in DEVICES if f"{other}-".startswith(f"{name.lower()}-")]
+        close = did_you_mean(name.lower(), own or [*DEVICES, CPU])
+        raise UserError(f"unknown --gpu {name!r}: {close}")

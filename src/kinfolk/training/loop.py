@@ -149,7 +149,7 @@ class TrainLoop:
     remedy: Callable[[], str] = lambda: ""  # advice for a loss or gradient that is not finite
     watch: Watch | None = None
     memory: Callable[[], Mapping[str, float]] = dict  # bytes, for the log of speed
-    # Given the newest step and the seconds of those since the last call, the settings from now on:
+    # Given the newest step and the seconds of each since the last call, the settings from now on:
     # the clock of a run with a budget of seconds sets its number of steps.
     follow_clock: Callable[[int, float], TrainConfig] | None = None
     processes: Processes = Processes()  # that run this loop together
@@ -283,7 +283,7 @@ class TrainLoop:
             if self.watch is not None:
                 self.watch.observe(number, line, timed)
         if self.follow_clock is not None:
-            self.train = self.follow_clock(self.global_step, seconds)
+            self.train = self.follow_clock(self.global_step, seconds / len(lines))
             if self.watch is not None:
                 self.watch.train = self.train
         progress = Progress(

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
@@ -52,9 +52,6 @@ from kinfolk.training.step import TrainStep
 from kinfolk.training.time_budget import DECISIONS, TimeBudget, write_decisions
 from kinfolk.training.watch import Alarm, Watch
 from kinfolk.training.workload import Workload, select_device, uses_bfloat16
-
-if TYPE_CHECKING:
-    pass
 
 CUDA_LOG_EVERY = 10  # steps between reads of the device, each of which waits for it
 
@@ -128,9 +125,10 @@ class Run:
         newest = checkpoint.latest_valid(folder)
         state = {} if newest is None else checkpoint.load_training_state(newest)
         if state.get("finished") and all((folder / name).is_file() for name in kind.results):
+            longer = kind.longer if recipe.train.minutes is None else "more --minutes"
             raise UserError(
                 f"run {folder} is complete ({state['step']} steps): start a new run with "
-                f"{kind.longer} to train longer, or one that continues from {folder}"
+                f"{longer} to train longer, or one that continues from {folder}"
             )
         run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
         if newest is not None:
@@ -297,9 +295,9 @@ class Run:
             finally:
                 self.global_step = loop.global_step
 
-    def _follow_clock(self, step: int, seconds: float) -> TrainConfig:
+    def _follow_clock(self, step: int, each: float) -> TrainConfig:
         assert self.time is not None
-        return self.set_steps(self.time.observe(step, seconds))
+        return self.set_steps(self.time.observe(step, each))
 
     def set_steps(self, steps: int) -> TrainConfig:
         """Set the number of steps of a run that ends by the clock."""

@@ -107,14 +107,13 @@ class TimeBudget:
         """Return the number of all steps by the decision in force at a step."""
         return self.in_force(step)[1]
 
-    def observe(self, step: int, seconds: float) -> int:
-        """Add the seconds of the steps up to this one; return the number of all steps.
+    def observe(self, step: int, each: float) -> int:
+        """Add the seconds of each of the steps up to this one; return the number of all steps.
 
         A decision that is due is on disk before this returns.
         """
-        known = len(self.elapsed) - 1  # more than before this step, if it is done again
-        for _ in range(step - known):
-            self.elapsed.append(self.elapsed[-1] + seconds / (step - known))
+        while len(self.elapsed) <= step:  # those of steps that are done again are known
+            self.elapsed.append(self.elapsed[-1] + each)
         last = self.decisions[-1]
         if step <= last.step:  # it is done again, or all was decided before
             return self.steps_at(step)
@@ -125,8 +124,8 @@ class TimeBudget:
             or steps_left <= RENEWED_AT * (last.steps - last.step)
         ):  # fmt: skip
             newest = min(step, steps_left) or step - last.step
-            each = (spent - self.elapsed[step - newest]) / newest
-            more = max(1 if steps_left else 0, round(seconds_left / each))
+            recent = (spent - self.elapsed[step - newest]) / newest
+            more = max(1 if steps_left else 0, round(seconds_left / recent))
             self._decide(Decision(step, step + more, spent))
         return self.decisions[-1].steps
 

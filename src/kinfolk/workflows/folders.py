@@ -104,11 +104,13 @@ def check_new_page(path: Path, inputs: Iterable[Path | None] = (), *, force: boo
 
 
 def check_input_file(path: Path, of_a_folder: str = "give one of its files") -> None:
-    """Refuse an input that does not exist, and a folder where one file is read."""
+    """Refuse an input that does not exist or is read once, and a folder where one file is read."""
     if path.is_dir():
         raise UserError(f"{path} is a folder: {of_a_folder}")
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"no such file: {path}")
+    if not path.is_file():
+        raise UserError(f"{path} is a pipe or a device: save its content in a file, and give that")
 
 
 def check_parent_folder(path: Path) -> None:
@@ -123,13 +125,27 @@ def check_model_folder(path: Path | str, *, or_corpus: bool = False) -> Path:
     if is_checkpoint_file(path):
         return path
     if not path.exists():
+        if is_size_of_family(str(path)):
+            raise UserError(
+                f"{path} has no weights: train it with kinfolk pretrain {path}, and give the run"
+            )
         path = download_model(path, UserError(f"no such folder: {path}"))
-    if not path.is_dir():
-        raise UserError(f"{path} is a file: give the folder of the model, {path.parent}")
     names = ("config.json", "recipe.json", "scores.json", *(("corpus.json",) if or_corpus else ()))
+    if not path.is_dir():
+        own = any((path.parent / name).is_file() for name in names)
+        folder = f", {path.parent}" if own else ""
+        raise UserError(f"{path} is a file: give the folder of the model{folder}")
     if any((path / name).is_file() for name in names) or has_foreign_checkpoint(path):
         return path
     raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
+
+
+def is_size_of_family(name: str) -> bool:
+    """Return whether this is FAMILY/SIZE, which has no weights before it is trained."""
+    from kinfolk.families import index
+
+    family_name, _, size = name.partition("/")
+    return family_name in index() and size in index()[family_name].sizes
 
 
 def model_or_family(model: str) -> str:

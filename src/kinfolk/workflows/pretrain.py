@@ -78,7 +78,7 @@ def pretrain(
     check_new_folder(out, "choose another folder, or continue that run with resume")
     processes = process_grid(recipe)
     if decisions is None:
-        recipe = with_estimated_steps(recipe, callbacks)
+        recipe = with_estimated_steps(recipe, out, processes, callbacks)
     estimate = estimated(recipe, out, callbacks, processes)
     work = workload_of(recipe)(recipe, callbacks=callbacks, processes=processes)
     work.decisions = decisions or ()
@@ -113,7 +113,9 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
         return Run.resume(kind, recipe, out, callbacks).fit()
 
 
-def with_estimated_steps(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Recipe:
+def with_estimated_steps(
+    recipe: Recipe, out: Path, processes: Processes, callbacks: Sequence[Callback] = ()
+) -> Recipe:
     """Return the recipe of a run that ends by the clock with a first estimate of its steps.
 
     Some steps are timed; a warm-up that is longer than the run becomes a tenth of it.
@@ -121,6 +123,7 @@ def with_estimated_steps(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> 
     train = recipe.train
     if train.minutes is None or recipe.model.counting_steps is not None:
         return recipe
+    estimated(recipe, out, (), processes)  # refuses what does not fit before a step is timed
     minutes, seconds = f"train.minutes={train.minutes:g}", 60 * train.minutes
     for callback in callbacks:
         callback.on_message(f"{minutes}: timing steps, for a first estimate of their number")

@@ -80,7 +80,7 @@ def prepare_translation_run(
             settings=settings,
         )
         processes = process_grid(chosen)
-        chosen = with_estimated_steps(chosen)
+        chosen = with_estimated_steps(chosen, out, processes)
         check_translation(chosen, out, processes)
         Provenance.of_this_process(processes).write(folder)
         moved = [out / corpus.relative_to(folder) for corpus in corpora]
