@@ -19,7 +19,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("optimizer", "optimiser", "optim", "optimizer_name"),
     ("schedule", "lr_scheduler_type", "lr_scheduler", "lr_schedule", "scheduler", "decay_type"),
     ("warmup", "warmup_steps", "warmup_iters", "lr_warmup_steps", "num_warmup_steps"),
-    ("warmup", "warmup_updates", "warmup_ratio", "warmup_proportion"),
+    ("warmup", "warmup_updates"),
     ("steps", "max_steps", "max_iters", "train_steps", "num_training_steps", "lr_decay_iters"),
     ("steps", "max_update", "train_iters", "total_steps", "num_steps"),
     (
@@ -151,6 +151,11 @@ SAME_VALUES: tuple[tuple[str, ...], ...] = (
 # What to do in place of a setting of another library, where the settings here include one: names,
 # the setting that is here, the sentence.
 OTHER_WAYS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("warmup_ratio", "warmup_proportion"),
+        "warmup",
+        "warmup is a number of steps: for a ratio of 0.1, a tenth of the steps",
+    ),
     (
         ("stopping_criteria",),
         "stop_strings",

@@ -161,7 +161,7 @@ HINTS = {
         ("--per_device_train_batch_size", "did you mean --batch?"),
         ("--num_train_epochs", "did you mean --steps?"),
         ("--max_update", "did you mean --steps?"),
-        ("--warmup_ratio", "did you mean --warmup?"),
+        ("--warmup_ratio", "--warmup is a number of steps: for a ratio of 0.1, a tenth of --steps"),
         ("--max_seq_length", "did you mean --length?"),
         ("--block_size", "did you mean --length?"),
         ("--save_steps", "did you mean --save-every?"),

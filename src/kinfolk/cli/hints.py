@@ -48,6 +48,11 @@ NO_OPTION: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
         ("--out",),
         "-o must name a folder that is new or empty",
     ),
+    (
+        ("warmup_ratio", "warmup_proportion"),
+        ("--warmup",),
+        "--warmup is a number of steps: for a ratio of 0.1, a tenth of --steps",
+    ),
     (("minutes",), ("--steps",), "its length is a number of --steps"),
     (
         ("do_train", "do_eval", "do_predict"),

@@ -74,7 +74,7 @@ class ELMoConfig(ModelConfig):
         default="relu", help="activation function of the filters"
     )
     cell_clip: float | None = field(
-        default=3.0, gt=0, le=1e6, help="limit of the cell states; None: unlimited, and faster"
+        default=3.0, gt=0, le=1e6, help="limit of the cell states; none: unlimited, and faster"
     )
     projection_clip: float | None = field(
         default=3.0, gt=0, le=1e6, help="limit of the projected states; None with cell_clip=None"

@@ -48,7 +48,7 @@ class T5Config(ModelConfig):
         default=None,
         ge=1,
         le=MAX_LAYERS,
-        help="number of decoder layers; None is as many as the encoder has",
+        help="number of decoder layers; by default as many as the encoder has",
     )
     num_heads: int = model_field("num_heads", 8)
     head_dim: int | None = model_field("head_dim", None)

@@ -48,7 +48,7 @@ class TransformerConfig(ModelConfig):
     hidden_size: int = model_field("hidden_size", 512)
     num_layers: int = field(default=6, ge=1, le=MAX_LAYERS, help="number of encoder layers")
     num_decoder_layers: int | None = field(
-        default=None, ge=1, le=MAX_LAYERS, help="number of decoder layers; None is the encoder's"
+        default=None, ge=1, le=MAX_LAYERS, help="number of decoder layers; by default the encoder's"
     )
     num_heads: int = model_field("num_heads", 8)
     intermediate_size: int | None = model_field("intermediate_size", None)

@@ -64,7 +64,7 @@ class TransformerXLConfig(ModelConfig):
         default=None,
         ge=1,
         le=MAX_TOKENS,
-        help="number of tokens that attention sees; None is the segment and the memory",
+        help="number of tokens that attention reads; by default the segment and the memory",
     )
     cutoffs: tuple[int, ...] = field(
         default=(20_000, 40_000, 200_000),

@@ -164,7 +164,7 @@ class TrainConfig:
         ge=0,
         le=256,
         help="number of data loader processes, which changes no batch; "
-        "None is 0 on a CPU, and 1 to 4 on CUDA",
+        "by default 0 on a CPU, and 1 to 4 on CUDA",
     )
     on_nan: Literal["stop", "skip", "rollback"] = runtime_field(
         default="stop",
@@ -265,7 +265,7 @@ class FineTuneConfig:
         default=None,
         gt=0,
         le=1e6,
-        help="number of passes over the training rows; None is 3, and more for few rows",
+        help="number of passes over the training rows; by default 3, and more for few rows",
     )
     layer_lr_decay: float = field(
         default=1.0,
@@ -292,7 +292,7 @@ class FineTuneConfig:
         default=None,
         ge=0,
         lt=1,
-        help="dropout rate of the network and its head; None keeps the rates of the model",
+        help="dropout rate of the network and its head; by default those of the model",
     )
     early_stopping_patience: int = field(
         default=0,
