@@ -21,11 +21,12 @@ import pytest
 import torch
 
 from kinfolk.errors import UserError
+from kinfolk.families import families
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.rtd import RTD
 from support.learnable import classify
-from support.runs import text
+from support.runs import Home, text
 
 pytest.importorskip("transformers")
 
@@ -454,6 +455,24 @@ def test_checkpointed_and_sharded_steps_have_the_losses_of_plain_ones(
         assert figures["losses"] == pytest.approx(found[0]["losses"], rel=1e-6)
         assert len(figures["losses"]) == 5
         assert figures["tokens_per_second"] > 0
+
+
+def test_the_time_of_a_batch_is_measured_for_every_objective(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home.make(tmp_path / "home")
+    main = runpy.run_path(str(FILE.with_name("data_path.py")))["main"]
+    small = f"{home.corpus} --shapes 2x64 --batches 2 --rounds 2 --out {tmp_path / 'out.jsonl'}"
+    found = main(small.split())
+    objectives = {way for member in families().values() for way in member.objectives}
+    assert {line["objective"] for line in found} == objectives
+    assert [*map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())] == found
+    for line in found:
+        assert line["batch_ms"] > 0 and line["loader_ms"] > 0 and line["tokens_per_second"] > 0
+    out = capsys.readouterr().out
+    assert out.count("| 2x64 |") == len(found)
+    main([*small.split(), "--objectives", "nsp", "--profile"])
+    assert "(random_other_chunk)" in capsys.readouterr().out
 
 
 def test_estimates_of_a_plan_are_printed_beside_real_steps(
