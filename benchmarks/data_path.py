@@ -27,6 +27,7 @@ import json
 import pstats
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,8 +39,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.data.corpus import Corpus
+from kinfolk.data.chunks import IntArray
+from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.errors import UserError
 from kinfolk.families import families
@@ -103,17 +104,22 @@ def text_tokens(dataset: PackedDataset | ContiguousDataset, number: int) -> int:
     return int((dataset.chunks.stop - dataset.chunks.start)[chunks].sum())
 
 
-def sentence_pairs(corpus: Corpus) -> InMemoryDocuments:
-    """Return the neighbouring sentences of every document as pairs."""
-    pairs: list[list[list[int]]] = []
+def sentence_pairs(corpus: Corpus, folder: Path) -> Corpus:
+    """Write a corpus of the neighbouring sentences of every document, as pairs."""
+    pairs = list[IntArray]()
     for start, stop in pairwise(corpus.starts.tolist()):
         ends = np.cumsum(corpus.sentences(start, stop))[:-1]
-        some = [s[:LONGEST].tolist() for s in np.split(corpus.ids(start, stop), ends)]
-        pairs += [list(pair) for pair in zip(some[::2], some[1::2], strict=False)]
-    return InMemoryDocuments.from_lists(pairs)
+        some = [s[:LONGEST] for s in np.split(corpus.ids(start, stop), ends)]
+        pairs += some[: len(some) // 2 * 2]
+    count = len(pairs) // 2
+    lengths = np.array([*map(len, pairs)], np.int32)
+    twos, zeros = np.full(count, 2), np.zeros(count, np.int64)
+    with CorpusWriter(folder, corpus.tokenizer()) as writer:
+        writer.append(EncodedDocuments(np.concatenate(pairs), lengths, twos, zeros))
+    return Corpus.open(folder)
 
 
-def works(corpus: Corpus, shape: str, chosen: Sequence[str]) -> Iterator[Work]:
+def works(corpus: Corpus, shape: str, chosen: Sequence[str], folder: Path) -> Iterator[Work]:
     """Yield the batches of every objective, once for families with the same settings of it."""
     rows, _, length = shape.partition("x")
     found: dict[str, Work] = {}
@@ -128,7 +134,7 @@ def works(corpus: Corpus, shape: str, chosen: Sequence[str]) -> Iterator[Work]:
             if repr(objective) in found:
                 found[repr(objective)].families.append(member.name)
                 continue
-            texts = sentence_pairs(corpus) if isinstance(objective, Seq2Seq) else corpus
+            texts = sentence_pairs(corpus, folder) if isinstance(objective, Seq2Seq) else corpus
             kind: Callable[..., Any] = ContiguousDataset if objective.recurrent else PackedDataset
             dataset = kind(objective, texts, batch_size=int(rows))
             found[repr(objective)] = Work(
@@ -187,18 +193,19 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     print(row(["---"] * 3 + ["---:"] * 3), flush=True)
     figures = []
     for shape in told.shapes:
-        chosen = [*works(corpus, shape, told.objectives)]
-        for _ in range(told.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            chosen = [*works(corpus, shape, told.objectives, Path(folder) / "pairs")]
+            for _ in range(told.rounds):
+                for work in chosen:
+                    work.round(told.batches)
             for work in chosen:
-                work.round(told.batches)
-        for work in chosen:
-            figures.append(work.figures())
-            print(line(figures[-1]), flush=True)
-            if told.profile:
-                print(profile(work, told.batches), flush=True)
-            if told.out is not None:
-                with told.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(figures[-1]) + "\n")
+                figures.append(work.figures())
+                print(line(figures[-1]), flush=True)
+                if told.profile:
+                    print(profile(work, told.batches), flush=True)
+                if told.out is not None:
+                    with told.out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(figures[-1]) + "\n")
     return figures
 
 
