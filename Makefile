@@ -79,22 +79,40 @@ bench: setup-test
 	$(BENCH)/scaling.py --device cpu --seconds 0.5 -o runs/scaling
 
 # Those of a CUDA device, which is to have nothing else to do; CORPUS is a folder of kinfolk prepare.
-# Tables on the terminal; lines of JSON, the roofline and the curves in runs/bench-gpu.
+# Each part takes nine minutes at most: a benchmark that takes longer is ended, and what it has
+# measured is kept, lines of JSON, tables, the roofline and the curves, in runs/bench-gpu.
 BENCH_GPU := $(BIN)/python benchmarks
 RESULTS   := runs/bench-gpu
+GPU_PARTS := bench-gpu-training bench-gpu-families bench-gpu-quality bench-gpu-scaling bench-gpu-others
 
-bench-gpu: setup-test
-	@test -n "$(CORPUS)" || { echo "make bench-gpu CORPUS=FOLDER: a folder of kinfolk prepare"; exit 2; }
+.PHONY: $(GPU_PARTS) gpu-results gpu-corpus
+bench-gpu: $(GPU_PARTS)
+
+gpu-results: setup-test
 	mkdir -p $(RESULTS)
-	$(BENCH_GPU)/training.py --device cuda --parallel 8 --seconds 10 --profile --variant compile=layers --variant master_weights=yes --variant attention=triton --out $(RESULTS)/training.jsonl
-	$(BENCH_GPU)/finetuning_speed.py --device cuda --compiled --results $(RESULTS)/finetuning.jsonl
-	$(BENCH_GPU)/start.py --device cuda --corpus $(CORPUS) --out $(RESULTS)/start.jsonl
-	$(BENCH_GPU)/scaling.py --device cuda -o $(RESULTS)/scaling
-	$(BENCH_GPU)/recurrent_speed.py --device cuda --seconds 2 --results $(RESULTS)/recurrent.jsonl
-	$(BENCH_GPU)/generation.py --device cuda
-	$(BENCH_GPU)/activation_memory.py --device cuda
-	$(BENCH_GPU)/plan_check.py --device cuda
-	$(BENCH_GPU)/time_to_quality.py --device cuda --corpus $(CORPUS) --jobs 10 --minutes 10 -o $(RESULTS)/quality --plot $(RESULTS)/quality/curves.html
+
+gpu-corpus: gpu-results
+	@test -n "$(CORPUS)" || { echo "CORPUS=FOLDER is missing: a folder of kinfolk prepare"; exit 2; }
+
+bench-gpu-training: gpu-results
+	timeout -k 5 530 $(BENCH_GPU)/training.py --device cuda --workloads gpt2 bert t5 electra --parallel 4 --seconds 10 --profile --variant compile=layers --variant master_weights=yes --variant attention=triton --out $(RESULTS)/training.jsonl
+
+bench-gpu-families: gpu-corpus
+	-timeout -k 5 290 $(BENCH_GPU)/training.py --device cuda --workloads albert xlnet glm transformer_xl --parallel 4 --seconds 10 --variant master_weights=yes --out $(RESULTS)/training.jsonl
+	timeout -k 5 240 $(BENCH_GPU)/start.py --device cuda --corpus $(CORPUS) --compile auto --out $(RESULTS)/start.jsonl
+
+bench-gpu-quality: gpu-corpus
+	timeout -k 5 530 $(BENCH_GPU)/time_to_quality.py --device cuda --corpus $(CORPUS) --jobs 10 --minutes 7 -o $(RESULTS)/quality --plot $(RESULTS)/quality/curves.html
+
+bench-gpu-scaling: gpu-results
+	-timeout -k 5 300 $(BENCH_GPU)/scaling.py --device cuda -o $(RESULTS)/scaling
+	timeout -k 5 220 $(BENCH_GPU)/finetuning_speed.py --device cuda --compiled --results $(RESULTS)/finetuning.jsonl
+
+bench-gpu-others: gpu-results
+	-timeout -k 5 150 $(BENCH_GPU)/recurrent_speed.py --device cuda --seconds 2 --results $(RESULTS)/recurrent.jsonl
+	-timeout -k 5 150 $(BENCH_GPU)/generation.py --device cuda
+	-timeout -k 5 110 $(BENCH_GPU)/activation_memory.py --device cuda
+	timeout -k 5 120 $(BENCH_GPU)/plan_check.py --device cuda
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache

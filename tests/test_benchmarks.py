@@ -21,11 +21,12 @@ import pytest
 import torch
 
 from kinfolk.errors import UserError
+from kinfolk.families import families
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.rtd import RTD
 from support.learnable import classify
-from support.runs import text
+from support.runs import Home, text
 
 pytest.importorskip("transformers")
 
@@ -456,6 +457,25 @@ def test_checkpointed_and_sharded_steps_have_the_losses_of_plain_ones(
         assert figures["tokens_per_second"] > 0
 
 
+def test_the_time_of_a_batch_is_measured_for_every_objective(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home.make(tmp_path / "home")
+    main = runpy.run_path(str(FILE.with_name("data_path.py")))["main"]
+    small = f"{home.corpus} --shapes 2x64 --batches 2 --rounds 2 --out {tmp_path / 'out.jsonl'}"
+    found = main(small.split())
+    objectives = {way for member in families().values() for way in member.objectives}
+    assert {line["objective"] for line in found} == objectives
+    assert [*map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())] == found
+    for line in found:
+        assert line["batch_ms"] > 0 and line["loader_ms"] > 0 and line["tokens_per_second"] > 0
+    out = capsys.readouterr().out
+    assert out.count("| 2x64 |") == len(found)
+    main([*small.split(), "--objectives", "nsp", "--profile"])
+    out = capsys.readouterr().out
+    assert "Ordered by: internal time" in out and "kinfolk/data/" in out
+
+
 def test_estimates_of_a_plan_are_printed_beside_real_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -649,19 +669,38 @@ def stops_after_arguments(training: ModuleType, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(FILE.parent)  # for the other imports of a script
 
 
+MAKEFILE = (FILE.parents[1] / "Makefile").read_text(encoding="utf-8")
+
+
 def bench_commands(target: str) -> list[list[str]]:
     """Return the benchmarks that `make bench` or `bench-gpu` runs, each with its arguments."""
-    makefile = (FILE.parents[1] / "Makefile").read_text(encoding="utf-8")
-    lines = re.findall(rf"^\t\$\({target}\)/(.*)$", makefile, re.M)
+    lines = re.findall(rf"^\t(?:-?timeout -k 5 \d+ )?\$\({target}\)/(.*)$", MAKEFILE, re.M)
     commands = [shlex.split(re.sub(r"\$\(\w+\)", "folder", line)) for line in lines]
-    assert [command[0] for command in commands].count("training.py") == 1
+    assert "training.py" in [command[0] for command in commands]
     return commands
+
+
+def test_each_part_of_the_gpu_benchmarks_ends_within_nine_minutes(training: ModuleType) -> None:
+    (parts,) = re.findall(r"^GPU_PARTS := (.*)$", MAKEFILE, re.M)
+    rules = {
+        name: MAKEFILE.partition(f"\n{name}: ")[2].partition("\n\n")[0].splitlines()[1:]
+        for name in parts.split()
+    }
+    commands = [command for lines in rules.values() for command in lines]
+    assert len(commands) == len(bench_commands("BENCH_GPU"))
+    for lines in rules.values():
+        limits = [re.match(r"\t-?timeout -k 5 (\d+) \$\(BENCH_GPU\)/", line) for line in lines]
+        assert all(limits) and sum(int(limit[1]) for limit in limits if limit) <= 540
+        # One that is ended does not stop those after it.
+        assert [line.startswith("\t-") for line in lines] == [True] * (len(lines) - 1) + [False]
+    trained = re.findall(r"--workloads ((?:[a-z]\w+ )+)", "".join(commands))
+    assert " ".join(trained).split() == [*training.WORKS]
 
 
 @pytest.mark.parametrize(
     "command",
     [*bench_commands("BENCH"), *bench_commands("BENCH_GPU")],
-    ids=lambda command: "-".join(command[:3:2]),
+    ids=lambda command: "-".join(command[:5:2]),
 )
 def test_make_bench_runs_commands_that_their_benchmarks_accept(
     command: list[str], stops_after_arguments: None, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """Random numbers by key: what they are is part of the format of a run, so they are pinned."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,28 @@ def test_a_key_gives_numpys_philox_without_entropy_of_the_system(
     assert (found.bit_generator.random_raw(9) == expected).all()
     monkeypatch.undo()
     assert pickle.loads(pickle.dumps(found)).random() == found.random()
+
+
+def test_choices_are_those_of_numpy() -> None:
+    odds = np.array([0.5, 0.2, 0.3])
+    ways: list[tuple[Any, dict[str, Any]]] = [
+        (7, {}),
+        (np.int64(7), {"size": 4}),
+        (np.arange(10, 20), {}),
+        (np.arange(10, 20), {"size": 5}),
+        (np.arange(10, 20), {"size": 5, "replace": False}),
+        (3, {"p": tuple(odds)}),
+        (3, {"p": odds, "size": 50}),
+        (np.array([5, 6, 8]), {"p": tuple(odds), "size": (4, 3)}),
+        (("a", "b", "c"), {"p": odds}),
+        (np.eye(3), {"size": 2, "axis": 1}),
+    ]
+    for number, (among, more) in enumerate(ways):
+        numpys = np.random.Generator(keyed_generator(3, number).bit_generator)
+        ours = keyed_generator(3, number)
+        for _ in range(50):
+            assert np.array_equal(ours.choice(among, **more), numpys.choice(among, **more))
+        assert ours.random() == numpys.random()
 
 
 def test_orders_are_those_of_every_run_before() -> None:

@@ -30,4 +30,4 @@ def test_a_command_that_fails_is_shown(tmp_path: Path) -> None:
     out = subprocess.run(
         [sys.executable, str(FILE), *asked.split()], capture_output=True, text=True
     )
-    assert out.returncode and "none" in out.stderr and "kinfolk pretrain gpt2/nano" in out.stderr
+    assert out.returncode and "none" in out.stderr and "kinfolk.pretrain gpt2/nano" in out.stderr

@@ -5,8 +5,10 @@ without the batches before it, and the number of workers or processes has no eff
 are part of the format of a run: changing them would change the batches of every seed.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -43,10 +45,47 @@ class PhiloxKey(ISeedSequence):
         return np.array(self.words, np.uint64)
 
 
+class KeyedGenerator(np.random.Generator):
+    """A generator with a `choice` that draws the same, without what numpy checks every time.
+
+    Weights should be a tuple: their sums are computed once.
+    """
+
+    def choice(
+        self,
+        a: Any,
+        size: Any = None,
+        replace: bool = True,
+        p: Any = None,
+        axis: int = 0,
+        shuffle: bool = True,
+    ) -> Any:
+        """Draw from `range(a)`, or from the elements of `a`."""
+        if not replace or axis:
+            return super().choice(a, size, replace, p, axis, shuffle)
+        counts = isinstance(a, int | np.integer)
+        number: Any
+        if p is None:
+            number = self.integers(a if counts else len(a), size=size)
+        elif size is None:
+            number = bisect_right(cumulative(tuple(p))[1], self.random())
+        else:
+            number = cumulative(tuple(p))[0].searchsorted(self.random(size), side="right")
+        return number if counts else a[number]
+
+
+@lru_cache(maxsize=64)
+def cumulative(p: tuple[float, ...]) -> tuple[npt.NDArray[np.float64], Sequence[float]]:
+    """Return the cumulative distribution of some weights, as an array and as a list."""
+    sums = np.cumsum(p, dtype=np.float64)
+    sums /= sums[-1]
+    return sums, sums.tolist()
+
+
 def keyed_generator(seed: int, counter: int) -> np.random.Generator:
     """Return the Philox generator of a key of two words."""
     key: Any = PhiloxKey(seed, counter)  # numpy's stubs know one class of such a sequence
-    return np.random.Generator(np.random.Philox(key))
+    return KeyedGenerator(np.random.Philox(key))
 
 
 def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.random.Generator:

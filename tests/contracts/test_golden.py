@@ -1,25 +1,33 @@
 """Fixed-seed losses equal the stored ones: no change of the code changes a number unnoticed.
 
 `golden/runs.json` holds the losses and gradient norms of the first steps and the last held-out
-loss of short runs on the CPU, by the words a user types. After a change that is meant to move
-numbers, and only then, write it anew and say in the commit why they moved:
+loss of short runs on the CPU, by the words a user types, and `golden/batches.json` hashes of the
+batches of every objective. After a change that is meant to move numbers, and only then, write them
+anew and say in the commit why they moved:
 
     python -m pytest tests/contracts/test_golden.py --update-golden
 """
 
+import hashlib
 import json
 import random
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from kinfolk.batch import tree_map
+from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.tasks.task import kinds
-from support.contracts import PAIRS
+from support.contracts import PAIRS, documents, modules, objective, short
 from support.runs import DOES, WHAT, WHO, Home, Kinfolk
 from support.task_files import FILES
 
 GOLDEN = Path(__file__).parent / "golden" / "runs.json"
+BATCHES = GOLDEN.with_name("batches.json")
 TOLERANCE = 1e-3  # relative; CPUs differ by about 1e-6 in these runs
 # What the golden file calls a number, and what log.jsonl calls it.
 LOGGED = {"losses": "loss", "grad_norms": "grad_norm"}
@@ -111,6 +119,44 @@ def test_finetuning_gives_the_stored_losses(
     )
     assert said.code == 0, said.err
     compare(f"finetune {case}", tmp_path / "run", update)
+
+
+def batch_hash(batch: Any) -> str:
+    """Return a hash of every tensor of a batch, and of its counts."""
+    digest = hashlib.sha256(json.dumps(batch.counts).encode())
+
+    def add(tensor: Tensor) -> Tensor:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+        return tensor
+
+    tree_map(batch, add)
+    return digest.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("module", modules(), ids=short)
+def test_batches_have_the_stored_bytes(module: ModuleType, update: bool) -> None:
+    """Batches of a seed are part of the format of a run, which is resumed by later versions."""
+    text = documents(count=40)
+    if short(module) == "pairs":
+        text = InMemoryDocuments.from_lists(
+            [[[*range(50, 53 + i)], [70] * (i + 1)] for i in range(9)]
+        )
+    found = {}
+    for name in (short(module), f"{short(module)} for evaluation"):
+        way = objective(module)
+        way = way if name == short(module) else way.for_evaluation()
+        kind: Any = ContiguousDataset if way.recurrent else PackedDataset
+        batches = kind(way, text, batch_size=3, seed=7)
+        numbers = (0, 1, len(batches) - 1, len(batches), 2 * len(batches) + 1)
+        found[name] = [batch_hash(batches[number]) for number in numbers]
+    stored = json.loads(BATCHES.read_text("utf-8")) if BATCHES.exists() else {}
+    if update:
+        stored |= found
+        lines = [f"  {json.dumps(key)}: {json.dumps(stored[key])}" for key in sorted(stored)]
+        BATCHES.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        return
+    assert {name: stored[name] for name in found} == found
 
 
 def test_the_golden_file_holds_these_runs_and_every_task_kind() -> None:

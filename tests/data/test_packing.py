@@ -19,7 +19,6 @@ from kinfolk.data.datasets import PackedDataset
 from kinfolk.data.examples import (
     Example,
     collate,
-    document_and_position_ids,
     pad_rows,
     select_targets,
 )
@@ -164,11 +163,12 @@ def test_arrays_lie_side_by_side() -> None:
 
 
 def test_documents_and_places_are_numbered() -> None:
-    document, places = document_and_position_ids([[2, 1], [3]], 4)
-    assert document.tolist() == [[0, 0, 1, -1], [0, 0, 0, -1]]
-    assert places.tolist() == [[0, 1, 0, 0], [0, 1, 2, 0]]
     rows = [[Example(input_ids=np.arange(n)) for n in sizes] for sizes in [[2, 1], [3]]]
-    assert collate(rows, [4], 0).offsets.tolist() == [0, 2, 4]
+    collated = collate(rows, [4], 0)
+    inputs = collated.inputs
+    assert inputs.attention_mask.document_ids.tolist() == [[0, 0, 1, -1], [0, 0, 0, -1]]
+    assert inputs.position_ids.tolist() == [[0, 1, 0, 0], [0, 1, 2, 0]]
+    assert collated.offsets.tolist() == [0, 2, 4]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))

@@ -1,7 +1,7 @@
 """Chunks: ranges of tokens of documents, split deterministically and looked up by index."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -62,8 +62,10 @@ class InMemoryDocuments:
 
     def sentences(self, start: int, stop: int) -> IntArray:
         """Return the lengths of the sentences in a range of the stream."""
-        inside = self.ends[(self.ends > start) & (self.ends < stop)]
-        return np.diff(np.concatenate([[start], inside, [stop]]))
+        first = self.ends.searchsorted(start, side="right")
+        last = max(first, self.ends.searchsorted(stop, side="left"))
+        bounds = np.concatenate([[start], self.ends[first:last], [stop]])
+        return bounds[1:] - bounds[:-1]
 
     def words(self, start: int, stop: int) -> BoolArray:
         """Return which tokens of a range begin a word."""
@@ -121,7 +123,11 @@ class Chunk:
 
     def split(self, at: int) -> tuple["Chunk", "Chunk"]:
         """Split it into two chunks, the first of `at` tokens."""
-        return replace(self, stop=self.start + at), replace(self, start=self.start + at)
+        middle = self.start + at
+        first = Chunk(self.documents, self.document, self.start, middle, self.repeat)
+        second = Chunk(self.documents, self.document, middle, self.stop, self.repeat)
+        vars(first)["ids"], vars(second)["ids"] = self.ids[:at], self.ids[at:]  # are not read again
+        return first, second
 
     def random_other_chunk(self, rng: Rng, longest: int) -> "Chunk":
         """Draw a chunk of another document that starts with a sentence.
@@ -131,12 +137,14 @@ class Chunk:
         starts, (own, end) = self.documents.starts, self._bounds
         token = int(rng.integers(starts[-1] - (end - own)))
         token += (end - own) if token >= own else 0
-        other = int(np.searchsorted(starts, token, side="right")) - 1
+        other = int(starts.searchsorted(token, side="right")) - 1
         first, end = int(starts[other]), int(starts[other + 1])
-        sentences = np.concatenate([[0], np.cumsum(self.documents.sentences(first, end))[:-1]])
+        sizes = self.documents.sentences(first, end)
+        ends = sizes.cumsum()
         # Sentences that `longest` tokens follow, if there are any.
-        enough = sentences[sentences + longest <= end - first]
-        begin = int(rng.choice(enough) if len(enough) else 0)
+        enough = int((ends - sizes).searchsorted(end - first - longest, side="right"))
+        number = int(rng.integers(enough)) if enough else 0
+        begin = int(ends[number] - sizes[number]) if enough else 0
         return Chunk(self.documents, other, begin, min(begin + longest, end - first))
 
     @property

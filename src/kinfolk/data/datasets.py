@@ -258,7 +258,7 @@ class ContiguousDataset(Dataset[Batch[Any]]):
         start, stop = (min(first + int(at), last) for at in epoch.segments[index : index + 2])
         examples = []
         while start < stop:
-            nth = int(np.searchsorted(epoch.ends, start, side="right"))
+            nth = int(epoch.ends.searchsorted(start, side="right"))
             document, end = int(epoch.order[nth]), int(epoch.ends[nth])
             begin = end - int(self.sizes[document])
             chunk = Chunk(self.documents, document, start - begin, min(stop, end) - begin)
@@ -267,7 +267,7 @@ class ContiguousDataset(Dataset[Batch[Any]]):
             positions = np.arange(chunk.start, chunk.start + len(example.input_ids))
             number = (epoch.number * len(self.sizes) + nth) % MAX_DOCUMENT_ID
             examples.append(
-                replace(example, document_id=number, position_ids=positions, order=positions)
+                example.with_fields(document_id=number, position_ids=positions, order=positions)
             )
             start = min(stop, end)
         return examples

@@ -5,6 +5,8 @@ Objectives and labelled tasks build the same `Example`, and one `collate` serves
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +36,10 @@ class Example:
     # Tokens whose hidden state a task head reads.
     read_positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    def with_fields(self, **fields: Any) -> "Example":
+        """Return it with other values of some fields: `replace` in a third of the time."""
+        return Example(**{**vars(self), **fields})
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens in each stream: (decoder,) or (encoder, decoder)."""
@@ -52,6 +58,13 @@ class Collated:
         """Return the positions that a task head reads, in the flattened rows."""
         pairs = zip(self.offsets, examples, strict=True)
         return torch.from_numpy(np.concatenate([first + e.read_positions for first, e in pairs]))
+
+    def lay_out(self, arrays: Sequence[IntArray]) -> Tensor:
+        """Lay out the arrays of examples as their tokens are, 0 in padding: flattened rows."""
+        flat = np.zeros(self.inputs.input_ids.numel(), np.int64)
+        for offset, array in zip(self.offsets.tolist(), arrays, strict=True):
+            flat[offset : offset + len(array)] = array
+        return torch.from_numpy(flat)
 
     def token_targets(self, examples: Sequence[Example]) -> tuple[TokenTargets, Tensor]:
         """Return the tokens that are predicted, and the index of the example of each."""
@@ -73,7 +86,7 @@ def collate(rows: Sequence[Sequence[Example]], row_lengths: Sequence[int], pad_i
     """Collate packed examples into tensors; padding has document id -1."""
     *encoder_length, length = row_lengths
     sizes = [[len(e.input_ids) for e in row] for row in rows]
-    starts = [np.cumsum([0, *row])[:-1] for row in sizes]
+    starts = [[*accumulate(row, initial=0)][:-1] for row in sizes]
 
     def optional(of: Callable[[Example], IntArray | None]) -> Tensor | None:
         arrays = [[array for e in row if (array := of(e)) is not None] for row in rows]
@@ -82,25 +95,29 @@ def collate(rows: Sequence[Sequence[Example]], row_lengths: Sequence[int], pad_i
         assert all(len(some) == len(row) for some, row in zip(arrays, rows, strict=True))
         return pad_rows(arrays, length, 0)
 
-    document_ids, position_ids = document_and_position_ids(
-        sizes, length, [[e.document_id for e in row] for row in rows]
-    )
+    numbers = [
+        [i if e.document_id is None else e.document_id for i, e in enumerate(row)] for row in rows
+    ]
+    document_ids = repeat_by_size(numbers, sizes, length, PADDING_ID)
     own_positions = optional(lambda e: e.position_ids)
     inputs = Inputs(
         input_ids=pad_rows([[e.input_ids for e in row] for row in rows], length, pad_id),
-        attention_mask=_attention_mask(rows, starts, document_ids),
-        position_ids=position_ids if own_positions is None else own_positions,
+        attention_mask=_attention_mask(rows, starts, sizes, document_ids),
+        position_ids=count_by_size(sizes, length) if own_positions is None else own_positions,
         token_type_ids=optional(lambda e: e.token_type_ids),
         block_position_ids=optional(lambda e: e.block_position_ids),
         character_ids=optional(lambda e: e.character_ids),
         encoder_inputs=_encoder_inputs(rows, encoder_length[0], pad_id) if encoder_length else None,
     )
-    flat = [row * length + start for row, start in enumerate(starts)]
-    return Collated(inputs, np.concatenate(flat).astype(np.int64))
+    offsets = [row * length + start for row, some in enumerate(starts) for start in some]
+    return Collated(inputs, np.array(offsets, np.int64))
 
 
 def _attention_mask(
-    rows: Sequence[Sequence[Example]], starts: Sequence[IntArray], document_ids: Tensor
+    rows: Sequence[Sequence[Example]],
+    starts: Sequence[Sequence[int]],
+    sizes: Sequence[Sequence[int]],
+    document_ids: Tensor,
 ) -> AttentionMask:
     """Return the mask of packed examples.
 
@@ -110,55 +127,64 @@ def _attention_mask(
     """
     if all(e.order is None for row in rows for e in row):
         return AttentionMask.bidirectional(document_ids)
-    orders = np.tile(np.arange(document_ids.shape[1], dtype=np.int32), (len(rows), 1))
-    for order, row, first in zip(orders, rows, starts, strict=True):
-        for example, start in zip(row, first.tolist(), strict=True):
-            stop = start + len(example.input_ids)
-            order[start:stop] = 0 if example.order is None else example.order
-            order[start:stop] += start if example.document_id is None else 0
-    tensor = torch.from_numpy(orders)
+    length = document_ids.shape[1]
+    same = np.zeros(length, np.int64)  # of an example whose tokens attend to all of it
+    orders = [
+        [same[: len(e.input_ids)] if e.order is None else e.order for e in row] for row in rows
+    ]
+    raised = [
+        [first if e.document_id is None else 0 for e, first in zip(row, firsts, strict=True)]
+        for row, firsts in zip(rows, starts, strict=True)
+    ]
+    order = _join(orders, np.arange(length)).astype(np.int32)
+    tensor = torch.from_numpy(order) + repeat_by_size(raised, sizes, length, 0)
     return AttentionMask(document_ids, tensor, tensor)
 
 
 def _encoder_inputs(rows: Sequence[Sequence[Example]], length: int, pad_id: int) -> Inputs:
     arrays = [[e.encoder_input_ids for e in row if e.encoder_input_ids is not None] for row in rows]
-    document_ids, position_ids = document_and_position_ids(
-        [[len(array) for array in row] for row in arrays], length
-    )
+    sizes = [[*map(len, row)] for row in arrays]
+    numbers = [range(len(row)) for row in arrays]
     return Inputs(
         input_ids=pad_rows(arrays, length, pad_id),
-        attention_mask=AttentionMask.bidirectional(document_ids),
-        position_ids=position_ids,
+        attention_mask=AttentionMask.bidirectional(
+            repeat_by_size(numbers, sizes, length, PADDING_ID)
+        ),
+        position_ids=count_by_size(sizes, length),
     )
 
 
 def pad_rows(rows: Sequence[Sequence[IntArray]], length: int, fill: int) -> Tensor:
     """Concatenate the arrays of each row and pad: (rows, length), or more axes if these have."""
     inner = next((array.shape[1:] for arrays in rows for array in arrays), ())
-    padded = np.full((len(rows), length, *inner), fill, np.int64)
-    for row, arrays in zip(padded, rows, strict=True):
-        if arrays:
-            joined = np.concatenate(arrays)
-            row[: len(joined)] = joined
-    return torch.from_numpy(padded)
+    return torch.from_numpy(_join(rows, np.full((length, *inner), fill, np.int64)))
 
 
-def document_and_position_ids(
-    sizes: Sequence[Sequence[int]],
-    length: int,
-    ids: Sequence[Sequence[int | None]] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return document ids, by default counted in each row, and positions: two (rows, length)."""
-    document_ids = np.full((len(sizes), length), PADDING_ID, np.int32)
-    position_ids = np.zeros((len(sizes), length), np.int64)
-    for row, lengths in enumerate(sizes):
-        counts, total = np.array(lengths, np.int64), sum(lengths)
-        known = [None] * len(lengths) if ids is None else ids[row]
-        numbers = np.array([i if d is None else d for i, d in enumerate(known)], np.int64)
-        document_ids[row, :total] = np.repeat(numbers, counts)
-        starts = np.cumsum(counts) - counts
-        position_ids[row, :total] = np.arange(total) - np.repeat(starts, counts)
-    return torch.from_numpy(document_ids), torch.from_numpy(position_ids)
+def count_by_size(sizes: Sequence[Sequence[int]], length: int) -> Tensor:
+    """Return 0, 1, 2, ... for each of the examples of a row; 0 in padding: (rows, length)."""
+    count = np.arange(max((size for row in sizes for size in row), default=0))
+    return pad_rows([[count[:size] for size in row] for row in sizes], length, 0)
+
+
+def repeat_by_size(
+    values: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]], length: int, fill: int
+) -> Tensor:
+    """Repeat the number of each example for all its tokens: (rows, length), int32."""
+    numbers = [number for row in values for number in (*row, fill)]
+    counts = [size for row in sizes for size in (*row, length - sum(row))]
+    flat = np.repeat(np.array(numbers, np.int32), counts)
+    return torch.from_numpy(flat.reshape(len(sizes), length))
+
+
+def _join(rows: Sequence[Sequence[IntArray]], padding: IntArray) -> IntArray:
+    """Concatenate the arrays of each row, and the end of `padding`, which is as long as a row."""
+    length, parts = len(padding), list[IntArray]()
+    for arrays in rows:
+        used = sum(map(len, arrays))
+        assert used <= length, "the examples of a row are longer than the row"
+        parts += (*arrays, padding[used:])
+    joined = np.concatenate(parts, dtype=padding.dtype, casting="unsafe")
+    return joined.reshape(len(rows), *padding.shape)
 
 
 def select_targets(labels: Tensor, buckets: int = 64) -> tuple[TokenTargets, int]:

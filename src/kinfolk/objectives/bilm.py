@@ -13,7 +13,7 @@ Deviation: the released code carries states from sentence to sentence, whatever 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,7 +45,7 @@ class BiLM(RecurrentCLM):
         """Shift by one; the backward example has the same place in the document from its end."""
         forward = super().example(chunk, rng)
         ids, labels = self.backward_ids(chunk, len(forward.input_ids))
-        return replace(forward, backward=replace(forward, input_ids=ids, labels=labels))
+        return forward.with_fields(backward=forward.with_fields(input_ids=ids, labels=labels))
 
     def backward_ids(self, chunk: Chunk, size: int) -> tuple[IntArray, IntArray]:
         """Return the inputs and labels of a range of the document that is read from its end."""
@@ -55,7 +55,7 @@ class BiLM(RecurrentCLM):
         stop = min(chunk.start + size, end - first)
         labels = chunk.documents.ids(end - stop, end - chunk.start)[::-1]
         if chunk.start + size > end - first:
-            labels = np.append(labels, bos)
+            labels = np.concatenate([labels, [bos]])
         before = end - chunk.start
         start = eos if before == end else int(chunk.documents.ids(before, before + 1)[0])
         return np.concatenate([[start], labels[:-1]]), np.ascontiguousarray(labels)
@@ -88,8 +88,7 @@ class BiLM(RecurrentCLM):
 def backward_example(example: Example) -> Example:
     """Return the backward direction of an example, at its place in a stream of documents."""
     assert example.backward is not None
-    return replace(
-        example.backward,
+    return example.backward.with_fields(
         document_id=example.document_id,
         position_ids=example.position_ids,
         order=example.order,

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.config import config, field
@@ -76,12 +75,12 @@ class BlankInfilling(Objective):
         return glm_tokens(self.special_tokens)
 
     @cached_property
-    def span_length_probs(self) -> NDArray[np.float64]:
+    def span_length_probs(self) -> tuple[float, ...]:
         """The probabilities of lengths 1, 2, 3 ... of a short span: Poisson, without 0."""
         lengths = np.arange(1, max(MAX_SPAN_LENGTH, int(4 * self.mean_span_length)))
         logs = lengths * np.log(self.mean_span_length) - np.cumsum(np.log(lengths))
         odds = np.exp(logs - logs.max())
-        return odds / odds.sum()
+        return tuple((odds / odds.sum()).tolist())
 
     def num_masked(self, tokens: int) -> int:
         """Return how many tokens of a text are masked in short spans."""
@@ -138,15 +137,19 @@ class BlankInfilling(Objective):
         """Draw short spans with at least one token between any two."""
         hidden = self.num_masked(tokens)
         lengths = rng.choice(len(self.span_length_probs), hidden, p=self.span_length_probs) + 1
-        ends = np.unique(np.minimum(np.cumsum(lengths), hidden))
+        ends = lengths.cumsum()
+        ends = np.concatenate([ends[: ends.searchsorted(hidden)], [hidden]])
         most = min(self.max_spans(tokens), tokens - hidden + 1)
         if len(ends) > most:  # spans that do not fit are joined to the one before
-            ends = np.append(np.sort(rng.choice(ends[:-1], most - 1, replace=False)), hidden)
-        lengths = np.diff(ends, prepend=0)
+            ends = np.concatenate([rng.choice(ends[:-1], most - 1, replace=False), [hidden]])
+            ends.sort()
+        lengths = ends.copy()
+        lengths[1:] -= ends[:-1]
         between = np.arange(len(ends))
-        kept = np.sort(rng.integers(tokens - hidden - between[-1] + 1, size=len(ends))) + between
-        starts = kept + ends - lengths
-        return list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
+        kept = rng.integers(tokens - hidden - len(ends) + 2, size=len(ends))
+        kept.sort()
+        stops = kept + between + ends
+        return list(zip((stops - lengths).tolist(), stops.tolist(), strict=True))
 
     def draw_sentences(self, sentences: IntArray, rng: Rng) -> list[Span]:
         """Draw sentences until enough tokens are masked; at least one sentence is kept."""
@@ -162,27 +165,25 @@ class BlankInfilling(Objective):
 
         `end`: the end token of each span is predicted too.
         """
-        inside = np.zeros(len(ids), np.bool_)
-        first = np.zeros(len(ids), np.bool_)
+        text, kept = ids.copy(), np.ones(len(ids), np.bool_)
+        parts, sizes = list[IntArray](), list[int]()
         for start, stop in spans:
-            inside[start:stop], first[start] = True, True
-        kept = ~inside | first
-        text, position = np.where(first, mask, ids)[kept], np.cumsum(kept) - 1
-        parts = [ids[start:stop] for start, stop in spans]
-        sizes = [len(part) + 1 for part in parts]
-        last = self.glm_tokens.end if end else IGNORE_INDEX
+            text[start], kept[start + 1 : stop] = mask, False
+            parts.append(ids[start:stop])
+            sizes.append(stop - start + 1)
+        text, position = text[kept], kept.cumsum() - 1
+        opening, last = [self.glm_tokens.start], [self.glm_tokens.end if end else IGNORE_INDEX]
+        count = np.arange(max(len(text), sum(sizes) + 1))
         zeros = np.zeros(len(text), np.int64)
-        started = (np.append(self.glm_tokens.start, part) for part in parts)
+        masked_at = position[[start for start, _ in spans]].repeat(sizes)
         return Example(
-            input_ids=np.concatenate([text, *started]),
+            input_ids=np.concatenate([text, *(ids for part in parts for ids in (opening, part))]),
             labels=np.concatenate(
-                [zeros + IGNORE_INDEX, *(np.append(part, last) for part in parts)]
+                [zeros + IGNORE_INDEX, *(ids for part in parts for ids in (part, last))]
             ),
-            position_ids=np.append(
-                np.arange(len(text)), np.repeat(position[[start for start, _ in spans]], sizes)
-            ),
-            block_position_ids=np.concatenate([zeros, *(np.arange(1, size + 1) for size in sizes)]),
-            order=np.append(zeros, np.arange(1, sum(sizes) + 1)),
+            position_ids=np.concatenate([count[: len(text)], masked_at]),
+            block_position_ids=np.concatenate([zeros, *(count[1 : size + 1] for size in sizes)]),
+            order=np.concatenate([zeros, count[1 : sum(sizes) + 1]]),
         )
 
     def for_evaluation(self) -> "BlankInfillingScorer":

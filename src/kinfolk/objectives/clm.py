@@ -32,6 +32,6 @@ class CLM(Objective):
         first, eos = chunk.previous_token, self.special_tokens.require("eos")
         if first is None:
             first = eos if self.special_tokens.bos is None else self.special_tokens.bos
-        labels = np.append(chunk.ids, eos) if chunk.ends_document else chunk.ids
+        labels = np.concatenate([chunk.ids, [eos]]) if chunk.ends_document else chunk.ids
         ids = np.concatenate([[first], labels[:-1]])
         return Example(input_ids=ids, labels=labels, order=np.arange(len(ids)))

@@ -16,8 +16,10 @@ input_ids  [C]   the  [M]  [M]  sat  [S]
 labels      .     .   fidd ler   .    .
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +46,7 @@ def mask_tokens(
     replacement_ids: IntArray,
     rng: Rng,
     word_starts: BoolArray | None = None,
+    **fields: Any,
 ) -> Example:
     """Mask a fraction of the ordinary tokens: 80 % become [MASK], 10 % another token, 10 % stay.
 
@@ -51,21 +54,21 @@ def mask_tokens(
     (section 3.1, and appendix A.1 for the split). With `word_starts`, whole words are drawn, and
     each of their tokens is replaced or kept by itself.
     """
-    maskable = np.flatnonzero(~special_tokens.is_special(ids))
+    (maskable,) = (~special_tokens.is_special(ids)).nonzero()
     count = min(len(maskable), max(1, round(mask_rate * len(maskable))))
     if word_starts is None:
         masked = rng.choice(maskable, count, replace=False)
     else:
-        words = np.cumsum(word_starts, dtype=np.int64)[maskable]
+        words = word_starts.cumsum(dtype=np.int64)[maskable]
         masked = maskable[_choose_whole_words(words, count, rng)]
-    labels = np.full_like(ids, IGNORE_INDEX)
+    labels = np.full(len(ids), IGNORE_INDEX)
     labels[masked] = ids[masked]
     uniform = rng.random(len(masked))
     input_ids = ids.copy()
     input_ids[masked[uniform < 0.8]] = special_tokens.require("mask")
     replaced = masked[uniform >= 0.9]
     input_ids[replaced] = rng.choice(replacement_ids, len(replaced))
-    return Example(input_ids=input_ids, labels=labels)
+    return Example(input_ids=input_ids, labels=labels, **fields)
 
 
 def _choose_whole_words(words: IntArray, count: int, rng: Rng) -> BoolArray:
@@ -73,18 +76,27 @@ def _choose_whole_words(words: IntArray, count: int, rng: Rng) -> BoolArray:
 
     A word with too many tokens is skipped (BERT's released code); at least one word is masked.
     """
-    _, word, sizes = np.unique(words, return_inverse=True, return_counts=True)
-    order = rng.permutation(len(sizes))
-    chosen: list[int] = []
+    if not len(words):
+        return np.zeros(0, np.bool_)
+    changes = (words[1:] != words[:-1]).nonzero()[0] + 1
+    bounds = np.concatenate([[0], changes, [len(words)]])
+    sizes = bounds[1:] - bounds[:-1]
+    order, sizes_of = rng.permutation(len(sizes)), sizes.tolist()
+    chosen, left = np.zeros(len(sizes), np.bool_), count
     for candidate in order.tolist():
-        if sizes[candidate] <= count:
-            chosen.append(candidate)
-            count -= sizes[candidate]
-        if not count:
+        if sizes_of[candidate] <= left:
+            chosen[candidate] = True
+            left -= sizes_of[candidate]
+        if not left:
             break
-    if len(order) and not chosen:
-        chosen = [order[np.argmin(sizes[order])]]
-    return np.isin(word, chosen)
+    if left == count:
+        chosen[order[np.argmin(sizes[order])]] = True
+    return chosen.repeat(sizes)
+
+
+def mark_special_tokens(parts: Iterable[BoolArray]) -> BoolArray:
+    """Add [CLS] and the [SEP] after each part to marks of tokens that start something."""
+    return np.concatenate([[True], *(marks for part in parts for marks in (part, [True]))])
 
 
 @config("mlm")
@@ -129,17 +141,24 @@ class MLM(Objective):
         """Return the first epoch where masks are fixed."""
         return 0 if self.fixed_masks else epoch
 
-    def mask(self, ids: IntArray, rng: Rng, word_starts: BoolArray | None) -> Example:
-        """Mask some tokens of a sequence that has its special tokens."""
+    def mask(
+        self, ids: IntArray, rng: Rng, word_starts: BoolArray | None, **fields: Any
+    ) -> Example:
+        """Mask some tokens of a sequence that has its special tokens; add fields to the example."""
         return mask_tokens(
-            ids, self.mask_rate, self.special_tokens, self.replacement_ids, rng, word_starts
+            ids,
+            self.mask_rate,
+            self.special_tokens,
+            self.replacement_ids,
+            rng,
+            word_starts,
+            **fields,
         )
 
     def add_special_tokens(self, *parts: IntArray) -> IntArray:
         """Return [CLS] and the parts, each followed by [SEP]."""
-        sep = self.special_tokens.require("sep")
-        ends = (np.append(part, sep) for part in parts)
-        return np.concatenate([[self.special_tokens.cls], *ends])
+        cls, sep = [self.special_tokens.cls], [self.special_tokens.require("sep")]
+        return np.concatenate([cls, *(ids for part in parts for ids in (part, sep))])
 
     def require_word_starts(self, documents: TokenizedDocuments) -> None:
         """Raise UserError if words are masked and the documents have no word boundaries."""
@@ -153,7 +172,7 @@ class MLM(Objective):
         """
         if not self.whole_word_masking:
             return None
-        return np.concatenate([[True], *(np.append(part.words, True) for part in parts)])
+        return mark_special_tokens([part.words for part in parts])
 
     def for_evaluation(self) -> "MLMScorer":
         """Predict every token from all the others."""

@@ -12,7 +12,7 @@ sequence label, because a cut inside a sentence would give away that the second 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
 from kinfolk.config import config
 from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, Rng, TokenizedDocuments
-from kinfolk.data.examples import Collated, Example
+from kinfolk.data.examples import Collated, Example, pad_rows
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.mlm import MLM
@@ -59,7 +59,7 @@ class NSP(MLM):
 
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Split at a sentence end, half the time replace the second text, and mask tokens."""
-        ends = np.cumsum(chunk.sentences)[:-1]
+        ends = chunk.sentences.cumsum()[:-1]
         middle = int(rng.choice(ends)) if len(ends) else len(chunk.ids) // 2
         first, second = chunk.split(middle)
         negative = rng.random() < 0.5 and len(ends) > 0
@@ -73,9 +73,9 @@ class NSP(MLM):
     ) -> Example:
         """Mask some tokens of a pair."""
         ids = self.add_special_tokens(first.ids, second.ids)
-        token_type_ids = np.repeat([0, 1], [len(first.ids) + 2, len(second.ids) + 1])
-        masked = self.mask(ids, rng, word_starts)
-        return replace(masked, token_type_ids=token_type_ids, sequence_label=label)
+        token_type_ids = np.zeros(len(ids), np.int64)
+        token_type_ids[len(first.ids) + 2 :] = 1
+        return self.mask(ids, rng, word_starts, token_type_ids=token_type_ids, sequence_label=label)
 
     def make_batch(
         self, collated: Collated, labels: Tensor, examples: Sequence[Example], /
@@ -87,11 +87,10 @@ class NSP(MLM):
         size = 2 * len(labels)
         while size < len(examples):
             size *= 2
-        empty = size - len(examples)
         targets = PairTargets(
             batch.targets,
-            torch.from_numpy(np.pad(sequence_labels, (0, empty), constant_values=IGNORE_INDEX)),
-            torch.from_numpy(np.pad(collated.offsets, (0, empty))),
+            pad_rows([[sequence_labels]], size, IGNORE_INDEX)[0],
+            pad_rows([[collated.offsets]], size, 0)[0],
         )
         pairs = int((sequence_labels != IGNORE_INDEX).sum())
         return Batch(batch.inputs, targets, {**batch.counts, self.pair_loss_name: pairs})

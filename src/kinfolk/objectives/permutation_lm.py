@@ -31,6 +31,8 @@ from kinfolk.data.examples import Collated, Example
 from kinfolk.objectives.objective import Objective, max_predictions_field
 
 MAX_SPAN = 5  # tokens (section 3.1)
+_ODDS = 1.0 / np.arange(1, MAX_SPAN + 1)
+SPAN_PROBS = tuple((_ODDS / _ODDS.sum()).tolist())  # of spans of 1, 2, 3 ... tokens
 CLS_TOKEN_TYPE = 2  # of [CLS], which is in neither text of a pair (the released code)
 
 
@@ -41,17 +43,17 @@ def sample_spans(length: int, count: int, k: int, rng: Rng) -> BoolArray:
     """
     # Deviation: spans are counted in tokens, not in words, which few corpora mark.
     chosen = np.zeros(length, np.bool_)
-    odds = 1.0 / np.arange(1, MAX_SPAN + 1)
-    start = 0
-    while (left := count - chosen.sum()) > 0:
-        size = min(int(rng.choice(MAX_SPAN, p=odds / odds.sum())) + 1, left)
+    start, left = 0, count
+    while left > 0:
+        size = min(int(rng.choice(MAX_SPAN, p=SPAN_PROBS)) + 1, left)
         before = int(rng.integers(k * size))
         first = start + before
         if first + size > length:
             break
         chosen[first : first + size] = True
         start += (k + 1) * size
-    rest = rng.permutation(np.flatnonzero(~chosen))[: max(left, 0)]
+        left -= size
+    rest = rng.permutation((~chosen).nonzero()[0])[:left]
     chosen[rest] = True
     return chosen
 
@@ -74,7 +76,7 @@ class PermutationLM(Objective):
 
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Choose the tokens that are predicted, and their order."""
-        ordinary = np.flatnonzero(~self.special_tokens.is_special(chunk.ids))
+        (ordinary,) = (~self.special_tokens.is_special(chunk.ids)).nonzero()
         count = min(len(ordinary), max(1, (len(chunk.ids) + 2) // self.partial_prediction_k))
         chosen = ordinary[sample_spans(len(ordinary), count, self.partial_prediction_k, rng)]
         return self.with_order(chunk.ids, rng.permutation(chosen))
@@ -84,22 +86,20 @@ class PermutationLM(Objective):
         # Deviation: the released code draws an order for [SEP] and [CLS] too. Here they are
         # context, so that there is always some.
         ids = np.concatenate([ids, [self.special_tokens.sep, self.special_tokens.cls]])
-        order, labels = np.zeros_like(ids), np.full_like(ids, IGNORE_INDEX)
+        order, labels = np.zeros(len(ids), np.int64), np.full(len(ids), IGNORE_INDEX)
         order[predicted] = np.arange(1, len(predicted) + 1)
         labels[predicted] = ids[predicted]
         if not len(predicted):
             order[-1] = 1  # a query without a label, so that every row has one
-        token_type_ids = np.append(np.zeros(len(ids) - 1, np.int64), CLS_TOKEN_TYPE)
+        token_type_ids = np.zeros(len(ids), np.int64)
+        token_type_ids[-1] = CLS_TOKEN_TYPE
         return Example(input_ids=ids, labels=labels, order=order, token_type_ids=token_type_ids)
 
     def make_batch(
         self, collated: Collated, labels: Tensor, examples: Sequence[Example], /
     ) -> Batch[TokenTargets]:
         """Add the positions that are predicted and their labels."""
-        order = torch.zeros(labels.numel(), dtype=torch.int64)
-        for offset, example in zip(collated.offsets.tolist(), examples, strict=True):
-            assert example.order is not None
-            order[offset : offset + len(example.order)] = torch.from_numpy(example.order)
+        order = collated.lay_out([e.order for e in examples if e.order is not None])
         positions, empty = self.query_positions(order.view_as(labels))
         inputs = replace(collated.inputs, target_positions=positions)
         wanted = labels.gather(1, positions).masked_fill(empty, IGNORE_INDEX).flatten()

@@ -10,8 +10,6 @@ The length of the prefix is random: from the first token alone, which is causal 
 to all but the last. Raffel et al. (2020, section 3.2.1) gave it its name.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from kinfolk.batch import IGNORE_INDEX
@@ -43,4 +41,4 @@ def with_prefix(example: Example, prefix: int) -> Example:
     labels = example.labels.copy()
     labels[: prefix - 1] = IGNORE_INDEX
     order = np.maximum(np.arange(len(labels)) - prefix + 1, 0)
-    return replace(example, labels=labels, order=order)
+    return example.with_fields(labels=labels, order=order)

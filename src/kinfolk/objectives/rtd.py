@@ -59,22 +59,19 @@ class RTD(MLM):
         BERT's split into masked, replaced and kept tokens is drawn and not used: without it, the
         random numbers that follow would be others.
         """
-        masked = super().example(chunk, rng)
-        predicted = masked.labels != IGNORE_INDEX
         text = self.add_special_tokens(chunk.ids)
+        labels = self.mask(text, rng, self.word_starts(chunk)).labels
+        predicted = labels != IGNORE_INDEX
         ids = np.where(predicted, self.special_tokens.require("mask"), text)
         uniforms = np.where(predicted, rng.integers(UNIFORM_LEVELS, size=len(ids)), 0)
-        return replace(masked, input_ids=ids, uniforms=uniforms)
+        return Example(input_ids=ids, labels=labels, uniforms=uniforms)
 
     def make_batch(
         self, collated: Collated, labels: Tensor, examples: Sequence[Example], /
     ) -> Batch[RTDTargets]:
         """Add the masked tokens; the discriminator is trained on every token."""
         batch = super().make_batch(collated, labels, examples)
-        uniforms = torch.zeros(labels.numel(), dtype=torch.int64)
-        for offset, example in zip(collated.offsets.tolist(), examples, strict=True):
-            assert example.uniforms is not None
-            uniforms[offset : offset + len(example.uniforms)] = torch.from_numpy(example.uniforms)
+        uniforms = collated.lay_out([e.uniforms for e in examples if e.uniforms is not None])
         sampled = (uniforms[batch.targets.positions].float() + 0.5) / UNIFORM_LEVELS
         tokens = int((batch.inputs.attention_mask.document_ids != PADDING_ID).sum())
         counts = {**batch.counts, "rtd": tokens}

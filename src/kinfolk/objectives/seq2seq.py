@@ -65,14 +65,15 @@ class Seq2Seq(Objective):
 
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Add the end tokens to a pair; nothing is random."""
-        source, target = np.split(chunk.ids, chunk.sentences[:1])
-        eos = self.special_tokens.require("eos")
+        middle = chunk.sentences[0]
+        source, target = chunk.ids[:middle], chunk.ids[middle:]
+        eos = [self.special_tokens.require("eos")]
         # As T5's, the decoder starts with the padding token.
         ids = np.concatenate([[self.special_tokens.pad], target])
         return Example(
-            encoder_input_ids=np.append(source, eos),
+            encoder_input_ids=np.concatenate([source, eos]),
             input_ids=ids,
-            labels=np.append(target, eos),
+            labels=np.concatenate([target, eos]),
             order=np.arange(len(ids)),
         )
 

@@ -18,14 +18,16 @@ starts   1    1    0     1    1   0    0
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.config import config, field
-from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, Rng, TokenizedDocuments
+from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, IntArray, Rng, TokenizedDocuments
 from kinfolk.data.examples import Example
+from kinfolk.objectives.mlm import mark_special_tokens
 from kinfolk.objectives.nsp import NSP
 
 IN_ORDER, SWAPPED = 0, 1
@@ -36,13 +38,20 @@ def ngram_starts(units: BoolArray, max_ngram: int, rng: Rng) -> BoolArray:
 
     Lengths are 1 to `max_ngram` units; n has a probability in proportion to 1/n (section 4.1).
     """
-    begins = np.flatnonzero(units)
-    lengths = np.arange(1, max_ngram + 1)
-    drawn = rng.choice(lengths, len(begins), p=1 / lengths / (1 / lengths).sum())
-    starts = np.cumsum(drawn) - drawn
-    result = np.zeros_like(units)
+    (begins,) = units.nonzero()
+    lengths, probs = ngram_lengths(max_ngram)
+    drawn = rng.choice(lengths, len(begins), p=probs)
+    starts = drawn.cumsum() - drawn
+    result = np.zeros(len(units), np.bool_)
     result[begins[starts[starts < len(begins)]]] = True
     return result
+
+
+@lru_cache(maxsize=8)
+def ngram_lengths(max_ngram: int) -> tuple[IntArray, tuple[float, ...]]:
+    """Return the lengths of masked n-grams, and their probabilities."""
+    lengths = np.arange(1, max_ngram + 1)
+    return lengths, tuple((1 / lengths / (1 / lengths).sum()).tolist())
 
 
 def sentence_chunks(
@@ -92,14 +101,13 @@ class SOP(NSP):
 
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Split at a sentence end, half the time swap the texts, and mask some n-grams."""
-        ends = np.cumsum(chunk.sentences)[:-1]
+        ends = chunk.sentences.cumsum()[:-1]
         middle = int(rng.choice(ends)) if len(ends) else len(chunk.ids) // 2
         swapped = rng.random() < 0.5 and len(ends) > 0
         first, second = chunk.split(middle)[:: -1 if swapped else 1]
-        ngrams = [
-            ngram_starts(self.unit_starts(part), self.max_ngram, rng) for part in (first, second)
-        ]
-        starts = np.concatenate([[True], *(np.append(part, True) for part in ngrams)])
+        starts = mark_special_tokens(
+            [ngram_starts(self.unit_starts(part), self.max_ngram, rng) for part in (first, second)]
+        )
         label = IGNORE_INDEX if not len(ends) else SWAPPED if swapped else IN_ORDER
         return self.pair(first, second, label, rng, starts)
 

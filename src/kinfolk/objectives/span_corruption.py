@@ -92,21 +92,29 @@ class SpanCorruption(Objective):
         masked, spans = self.noise_counts(len(chunk.ids))
         kept = random_partition(len(chunk.ids) - masked, spans, rng)
         gone = random_partition(masked, spans, rng)
-        lengths = np.stack([kept, gone], axis=1).ravel()
-        return self.corrupt(chunk.ids, np.repeat(np.arange(2 * spans) % 2 == 1, lengths))
+        hidden = np.zeros(2 * spans, np.bool_)
+        hidden[1::2] = True
+        lengths = np.array([kept, gone]).T.ravel()
+        return self.corrupt(chunk.ids, hidden.repeat(lengths))
+
+    @cached_property
+    def sentinel_ids(self) -> IntArray:
+        """The sentinels in the order of their spans."""
+        return np.array(self.special_tokens.sentinels)
 
     def corrupt(self, ids: IntArray, masked: NDArray[np.bool_]) -> Example:
         """Replace each masked span by a sentinel; the decoder writes sentinels and spans."""
         eos = self.special_tokens.require("eos")
-        first = masked & ~np.concatenate([[False], masked[:-1]])
-        sentinels = np.array(self.special_tokens.sentinels)[np.maximum(np.cumsum(first) - 1, 0)]
+        first = masked.copy()  # of each span
+        first[1:] &= ~masked[:-1]
+        sentinels = self.sentinel_ids[np.maximum(first.cumsum() - 1, 0)]
         encoder = np.where(first, sentinels, ids)[~masked | first]
         # Each masked token, with its sentinel before the first of a span.
-        pairs = np.stack([sentinels, ids], axis=1)
-        labels = np.append(pairs[np.stack([first, masked], axis=1)], eos)
+        pairs = np.array([sentinels, ids]).T
+        labels = np.concatenate([pairs[np.array([first, masked]).T], [eos]])
         # T5's decoder starts with the padding token (Hugging Face's `decoder_start_token_id`).
         return Example(
-            encoder_input_ids=np.append(encoder, eos),
+            encoder_input_ids=np.concatenate([encoder, [eos]]),
             input_ids=np.concatenate([[self.special_tokens.pad], labels[:-1]]),
             labels=labels,
             order=np.arange(len(labels)),
@@ -167,5 +175,7 @@ def random_partition(total: int, parts: int, rng: Rng) -> IntArray:
     """Split a number into parts of at least one, all partitions equally likely."""
     if total < parts:  # a text of one token, which is masked: nothing is kept
         return np.array([total])
-    cuts = np.sort(rng.choice(np.arange(1, total), parts - 1, replace=False))
-    return np.diff(np.concatenate([[0], cuts, [total]]))
+    cuts = rng.choice(np.arange(1, total), parts - 1, replace=False)
+    bounds = np.concatenate([[0], cuts, [total]])
+    bounds.sort()
+    return bounds[1:] - bounds[:-1]

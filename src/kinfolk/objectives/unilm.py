@@ -12,8 +12,6 @@ attention       order
                                                  and to its own past
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from kinfolk.config import config
@@ -42,21 +40,23 @@ class UniLM(MLM):
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Split the chunk at random, choose an attention pattern, and mask some tokens."""
         middle = int(rng.integers(1, max(2, len(chunk.ids))))
-        mode = str(rng.choice(ATTENTION_MODES, p=ATTENTION_MODE_PROBS))
+        mode = rng.choice(ATTENTION_MODES, p=ATTENTION_MODE_PROBS)
         first, second = chunk.ids[:middle], chunk.ids[middle:]
-        token_type_ids = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
-        word_starts = self.word_starts(*chunk.split(middle))
-        masked = self.mask(self.add_special_tokens(first, second), rng, word_starts)
-        order = attention_order(mode, token_type_ids)
-        return replace(masked, token_type_ids=token_type_ids, order=order)
+        ids = self.add_special_tokens(first, second)
+        token_type_ids = np.zeros(len(ids), np.int64)
+        token_type_ids[len(first) + 2 :] = 1
+        return self.mask(
+            ids,
+            rng,
+            self.word_starts(*chunk.split(middle)),
+            token_type_ids=token_type_ids,
+            order=attention_order(mode, token_type_ids),
+        )
 
 
 def attention_order(mode: str, token_type_ids: IntArray) -> IntArray:
     """Return the order of each token under an attention pattern."""
+    if mode == "across":
+        return token_type_ids.cumsum()
     positions = np.arange(len(token_type_ids))
-    return {
-        "both": np.zeros_like(positions),
-        "right": positions,
-        "left": positions[::-1],
-        "across": np.cumsum(token_type_ids),
-    }[mode]
+    return {"both": 0 * positions, "right": positions, "left": positions[::-1]}[mode]

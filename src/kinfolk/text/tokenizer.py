@@ -86,7 +86,7 @@ class SpecialTokens:
 
     def is_special(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which ids are special."""
-        special: npt.NDArray[np.bool_] = self._table[np.minimum(ids, len(self._table) - 1)]
+        special: npt.NDArray[np.bool_] = self._table.take(ids, mode="clip")
         return special
 
     @cached_property
