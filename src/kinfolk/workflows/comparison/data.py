@@ -29,6 +29,7 @@ from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formats.stored_rows import stored_rows, stored_rows_spec
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
+from kinfolk.text.train import ALL_SPECIAL_TOKENS
 from kinfolk.workflows.comparison.plan import ALL_LABELS, RaceOptions
 from kinfolk.workflows.folders import load_tokenizer
 
@@ -99,6 +100,18 @@ class TextSource:
                 "with --document file whole files)"
             )
         return train_tokenizer(chain([first], texts), kind=kind, vocab_size=vocab_size, fewer=True)
+
+    def own_vocab_size(self) -> int:
+        """Return a default size for every kind of tokenizer.
+
+        WordPiece needs each character of the text twice: at the start of a word and inside.
+        """
+        documents = read_documents(list(self.paths), ReadOptions(self.document))
+        characters = set[str]().union(*(document.text for document in documents))
+        size = default_vocab_size(self.bytes)
+        while size < len(ALL_SPECIAL_TOKENS) + 2 * len(characters):
+            size *= 2
+        return size
 
     def prepare(self, tokenizer: Tokenizer, out: Path, on_message: OnMessage) -> Corpus:
         """Tokenize the text, a part of it held out."""
@@ -174,6 +187,8 @@ def make_corpus(
         tokenizer = load_tokenizer(key)
     else:
         vocab = int(size) if size else options.vocab_size
+        if vocab is None and options.own_tokenizers:
+            vocab = source.own_vocab_size()
         tokenizer = source.tokenizer(kind or "bpe", vocab)
     return source.prepare(tokenizer, folder, on_message)
 
