@@ -108,10 +108,7 @@ class TextSource:
         """
         documents = read_documents(list(self.paths), ReadOptions(self.document))
         characters = set[str]().union(*(document.text for document in documents))
-        size = default_vocab_size(self.bytes)
-        while size < len(ALL_SPECIAL_TOKENS) + 2 * len(characters):
-            size *= 2
-        return size
+        return max(default_vocab_size(self.bytes), len(ALL_SPECIAL_TOKENS) + 2 * len(characters))
 
     def prepare(self, tokenizer: Tokenizer, out: Path, on_message: OnMessage) -> Corpus:
         """Tokenize the text, a part of it held out."""
