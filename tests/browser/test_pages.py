@@ -60,6 +60,28 @@ HOVERED = {
 }
 
 
+def test_short_values_of_a_phone_stand_on_one_line(open_page: Open) -> None:
+    cells = open_page("audit", "phone").locator("td[data-label]:visible").all()
+    short = {
+        cell.inner_text(): cell.bounding_box()["height"]
+        for cell in cells
+        if len(cell.inner_text()) < 20
+    }
+    assert "a.txt:1" in short
+    assert max(short.values()) < 32
+
+
+def test_a_long_name_leaves_room_for_the_numbers_beside_it(open_page: Open) -> None:
+    for box in open_page("tokenizers").locator(".scroll:has(table.records)").all():
+        assert box.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
+def test_negative_numbers_have_minus_signs(open_page: Open) -> None:
+    texts = open_page("claims").locator("figure svg text").all_text_contents()
+    assert "−1.3" in texts and "−1.9 to −0.7" in texts
+    assert not [text for text in texts if text.startswith("-")]
+
+
 def test_hovering_shows_the_values(open_page: Open) -> None:
     tab = open_page("gallery")
     for kind, (across, down, words) in HOVERED.items():

@@ -67,6 +67,26 @@ def test_a_phone_shows_the_interval_of_a_score_without_scrolling(open_page: Open
         assert table.locator("tbody th").first.inner_text() in ENTRANTS  # not broken
 
 
+def test_columns_that_a_phone_scrolls_to_make_no_row_tall(open_page: Open) -> None:
+    tab = open_page("small race", "phone")
+    rows = tab.locator("#text table[data-sortable]:not(.list) tbody tr:not(.line)")
+    heights = rows.evaluate_all("rows => rows.map((row) => row.getBoundingClientRect().height)")
+    assert len(heights) == len(ENTRANTS) and max(heights) < 45  # a line of text
+
+
+def test_a_desktop_shows_the_costs_of_all_seeds_without_scrolling(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = race(ENTRANTS)
+    for entrant in found["entrants"]:
+        if entrant["cost"]:
+            entrant["cost"] |= {"tokens_range": [2_558_570, 2_562_004], "seconds_range": [171, 183]}
+    monkeypatch.setitem(PAGES, "costs", lambda: race_page.render(found))
+    table = open_page("costs").locator("#cost .scroll")
+    assert "2,558,570 to 2,562,004" in table.inner_text()
+    assert table.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_long_names_of_tasks_leave_the_page_in_its_width(
     device: str, open_page: Open, monkeypatch: pytest.MonkeyPatch

@@ -138,7 +138,7 @@ def test_the_time_left_follows_what_was_measured(
         ((), "missing ENTRANT"),
         (("gpt2",), "missing -o RACE"),
         (("gpt2", "-o", "race"), "missing --corpus PATH"),
-        (("gpt2", "-o", "race", "--corpus", "t.txt"), "0 budgets are given"),
+        (("gpt2", "-o", "race", "--corpus", "t.txt"), "no budget is given"),
         (("gtp2", "-o", "race", "--corpus", "t.txt", "--tokens", 9), "did you mean gpt2"),
         (("--resume", "race", "--seeds", 2), "--resume cannot be combined"),
         (("--resume", "race"), "not the folder of a comparison"),
@@ -189,7 +189,7 @@ def test_amounts_have_suffixes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = []
-    name = "kinfolk.workflows.comparison.compare.race_options"
+    name = "kinfolk.workflows.comparison.options.race_options"
     monkeypatch.setattr(name, lambda *a, **k: given.append(a[2]) or sys.exit(0))
     assert run(monkeypatch, "gpt2", "--corpus", corpus, f"--{option}", text, "--plan") == 0
     assert {key: found for key, found in given[0].items() if found is not None} == {

@@ -96,6 +96,23 @@ COMMANDS += [
     ("finetune bert --train {bad}/rows.tsv --columns body,label -o {tmp}/new", 2),
     ("finetune bert --train {bad}/program -o {tmp}/new", 2),
     ("finetune bert --train {bad} -o {tmp}/new", 2),
+    ("compare gtp2 --corpus {text} --tokens 1M -o {tmp}/new", 2),
+    ("compare gpt2/tyni --corpus {text} --tokens 1M -o {tmp}/new", 2),
+    ("compare gpt2 gpt2 --corpus {text} --tokens 1M -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} --minutes 0 -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} --tokens 1M --seeds 0 -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} --tokens 1M --jobs -1 -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} --tokens 1M --labels 0 -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} --tokens 1M --labels= -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {tmp}/none --tokens 1M -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {bad}/empty.tsv --tokens 1M -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {bad}/program --tokens 1M -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} --task {tmp}/none --tokens 1M -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} --task {bad}/empty.tsv --tokens 1M -o {tmp}/new", 2),
+    ("compare gpt2 --corpus {text} --task {bad}/program --tokens 1M -o {tmp}/new", 2),
+    ("compare --resume {tmp}", 2),
+    ("compare --repeat {tmp} -o {tmp}/new", 2),
 ]
 CHILD = """
 import sys

@@ -273,7 +273,7 @@ def test_a_bad_byte_late_in_the_text_leaves_nothing(text: Path, tmp_path: Path) 
     ("settings", "message"),
     [
         ({"holdout": 1.0}, "holdout 1.0: it must be a fraction from 0 to less than 1"),
-        ({"holdout": 1e-9}, "leaves 8 documents and holds out 0"),
+        ({"holdout": 1e-9}, "leaves 8 of 8 documents and holds out 0"),
         ({"holdout": 1e-9}, "blocks between blank lines, or with --document file whole files"),
         ({"workers": 0}, "workers 0: it must be at least 1"),
         ({"word_boundaries": "letters"}, "unknown segmenter 'letters'"),

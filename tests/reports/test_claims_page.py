@@ -53,12 +53,19 @@ def test_each_claim_has_its_verdict_and_effects_of_a_unit_share_a_chart() -> Non
     aside = effect(secondary=True, words="all or constant: 0.4 points", second="constant")
     not_run = claim(name="nsp", words="not run: no task", verdict="not run", races=[])
     html = page(claim(effect(), aside), claim(bits, name="memory"), not_run)
-    assert "Of 2 claims, 2 hold, 0 are reversed, and 0 are undecided" in html
+    assert "Of 2 claims, 2 hold at this scale." in html
     for said in ("ahead of bert by 2.1 points", "all or constant: 0.4 points", "not run: no task"):
         assert said in html
     assert html.index("Claims about tasks") < html.index("Claims about held-out text")
     assert 'href="electra/race.html"' in html
     assert "3 seeds. 1.01 MB of text for training (1,028 documents), 99 kB held out.</p>" in html
+
+
+def test_the_lead_counts_the_verdicts_that_were_given() -> None:
+    verdicts = ("holds", "undecided", "reversed", "holds")
+    html = page(*(claim(effect(), name=str(n), verdict=v) for n, v in enumerate(verdicts)))
+    assert "Of 4 claims, 2 hold, 1 is reversed and 1 is undecided at this scale." in html
+    assert "No claim was tested." in page(claim(verdict="not run"))
 
 
 def test_an_effect_without_a_number_is_in_no_chart() -> None:

@@ -25,11 +25,11 @@ from kinfolk.workflows.comparison.compare import (
     RaceResult,
     compare,
     plan_only,
-    race_options,
     repeat_race,
     resume_race,
 )
 from kinfolk.workflows.comparison.data import read_task
+from kinfolk.workflows.comparison.options import race_options
 from kinfolk.workflows.comparison.plan import Entrant, Job, Plan
 from kinfolk.workflows.comparison.pool import RaceCallback
 from kinfolk.workflows.comparison.results import learning_rates, measured_spread, unequal_notes
@@ -500,13 +500,14 @@ def test_the_plan_on_disk_is_the_plan(result: RaceResult) -> None:
     [
         ({"tokens": 500}, r"--tokens 500 is enough for \d+ steps of .* use --tokens \d+ or more"),
         ({"tokens": 4000, "minutes": 1}, "2 budgets are given: give one of --minutes"),
-        ({"tokens": None}, "0 budgets are given"),
+        ({"tokens": None}, "no budget is given: give one of --minutes"),
         ({"tokens": -1}, "--tokens must be greater than 0"),
         ({"seeds": 0}, "--seeds must be from 1"),
         ({"search": 1}, "--search must be from 2"),
         ({"document": "page"}, r"--document must be block or file \(got page\)"),
         ({"task_epochs": 0}, r"--task-epochs must be greater than 0 \(got 0\)"),
         ({"labels": ["many"]}, "--labels many: give numbers"),
+        ({"labels": []}, "--labels is empty: give numbers"),
         ({"batch_size": 4096}, "fewer than a batch of 4096 rows of 16 tokens"),
         ({"jobs": 1000}, "--jobs must be from 0"),
         ({"device": "tpu"}, "device"),
@@ -543,6 +544,7 @@ def test_wrong_options_are_refused_before_anything_is_trained(
         ),
         (["gpt2/nano train.gradient_accumulation=2"], "cannot be set: it is the same for all"),
         (["gtp2"], "did you mean gpt2"),
+        (["/"], "/ is a folder, and entrants start from new weights"),
         (["bert/teny"], "did you mean tiny"),
         (["bert/nano objective=nsb"], "bert has no objective 'nsb'"),
         (["bert/nano model.dropuot=0.1"], "did you mean dropout"),

@@ -29,6 +29,7 @@ from kinfolk.workflows.comparison.data import (
     TextSource,
     default_vocab_size,
     hold_out,
+    make_corpus,
     nested_order,
     read_stored,
     read_task,
@@ -292,6 +293,22 @@ def test_files_of_a_task(tmp_path: Path) -> None:
 
 def test_the_vocabulary_grows_with_the_text() -> None:
     assert [default_vocab_size(size) for size in (1e4, 2e6, 1e7, 1e12)] == [512, 512, 4096, 8192]
+
+
+def test_tokenizers_of_all_kinds_hold_the_characters_of_a_chinese_text(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    lines = ["".join(chr(0x4E00 + (7 * n + i) % 600) for i in range(40)) for n in range(60)]
+    path.write_text("\n\n".join(lines), encoding="utf-8")
+    chosen = options(corpus=(str(path),), holdout=0.1, own_tokenizers=True)
+    source = TextSource.open(chosen)
+    size = source.own_vocab_size()
+    assert size > default_vocab_size(source.bytes)
+    for kind in ("bpe", "wordpiece", "unigram"):
+        corpus = make_corpus(source, chosen, f"{kind}:", tmp_path / "race", lambda message: None)
+        tokenizer = corpus.tokenizer()
+        assert tokenizer.vocab_size <= size
+        found = tokenizer.encode(lines[0], add_special_tokens=False)
+        assert tokenizer.special_tokens.unk not in found
 
 
 def test_the_tokenizer_has_not_read_the_documents_that_are_scored(tmp_path: Path) -> None:

@@ -47,7 +47,10 @@ def claims(
     document: str = UNIT,
     out: Path | None = option("DIR", "Output folder; the same one continues.", *OUT),
     jobs: int | None = option(
-        "N", "Processes at a time; 0: all in this one [default: 1, or the number of GPUs].", max=256
+        "N",
+        "Processes at a time; 0: all in this one [default: 1, or the number of GPUs].",
+        min=0,
+        max=256,
     ),
     device: str = option("NAME", "auto, cpu or cuda.", default="auto"),
     plan: bool = flag("--plan", "Print entrants, budgets and the estimated time; train nothing."),

@@ -132,6 +132,7 @@ def compare(
         "N",
         "Processes at a time; 0: all in this one [default: 1, or the number of GPUs].",
         panel=RUNTIME,
+        min=0,
         max=256,
     ),
     device: str = option("NAME", "auto, cpu or cuda.", default="auto", panel=RUNTIME),
@@ -145,8 +146,11 @@ def compare(
     their intervals and what they show. A comparison that was interrupted continues with --resume.
     With --repeat a complete one is done again: on a CPU its scores are the same to the last digit.
     """  # fmt: skip
+    from kinfolk.workflows.comparison.options import check_inputs, race_options, read_options
+
     if resume is not None:
         check_alone(context, "resume", "jobs")
+        read_options(resume)
         run(None, resume, jobs, json=json)
         return
     if repeat is not None:
@@ -154,6 +158,7 @@ def compare(
         if out is None:
             raise UsageError("missing -o RACE: the folder to write")
         check_new_race(out)
+        read_options(repeat)
         from kinfolk.workflows.comparison.repeat import write_repetition
 
         write_repetition(repeat, out)
@@ -167,8 +172,6 @@ def compare(
         check_new_race(out)
     if not data.corpus:
         raise UsageError("missing --corpus PATH: text, or a corpus from kinfolk prepare")
-    from kinfolk.workflows.comparison.compare import plan_only, race_options
-
     amounts = {
         name: None if given is None else parse(given, f"--{name}")
         for name, parse in BUDGETS.items()
@@ -187,7 +190,10 @@ def compare(
         labels=labels,
         **settings,
     )
+    check_inputs(options)
     if plan:
+        from kinfolk.workflows.comparison.compare import plan_only
+
         show_plan(plan_only(options, jobs=jobs, on_message=note))
     elif out is not None:
         run(options, out, jobs, json=json)

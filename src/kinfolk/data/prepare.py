@@ -667,10 +667,11 @@ def check_not_empty(writers: Sequence[CorpusWriter], holdout: float, left_out: s
         kept, *held = (writer.written.documents for writer in writers)
         if not held:
             raise UserError(f"no document is left after filtering ({left_out}): use other text")
+        count = kept + held[0]
         raise UserError(
-            f"--holdout {holdout} of this text leaves {kept} documents and holds out {held[0]}: "
-            "choose another fraction or use more text (documents of plain text are blocks between "
-            "blank lines, or with --document file whole files)"
+            f"--holdout {holdout:g} leaves {kept} of {count} document{'s' * (count != 1)} and "
+            f"holds out {held[0]}: choose another fraction or use more text (documents of plain "
+            "text are blocks between blank lines, or with --document file whole files)"
         )
     if not all(writer.written.tokens for writer in writers):
         raise UserError(

@@ -25,9 +25,23 @@ def render(values: Mapping[str, Any]) -> str:
     return page.render(
         "claims_page.html",
         values=values,
-        counts=counts,
+        lead=lead(counts),
         charts=[(TITLES.get(unit, unit), Markup(chart(tested, unit))) for unit in units],
     )
+
+
+def lead(counts: Mapping[str, int]) -> str:
+    """Count the claims of each verdict that was given."""
+    verbs = {
+        "holds": ("holds", "hold"),
+        "reversed": ("is reversed", "are reversed"),
+        "undecided": ("is undecided", "are undecided"),
+    }
+    found = [f"{n} {verbs[name][n != 1]}" for name, n in counts.items() if n]
+    if not found:
+        return "No claim was tested."
+    listed = " and ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
+    return f"Of {page.plural(sum(counts.values()), 'claim')}, {listed} at this scale."
 
 
 def chart(claims: Sequence[Mapping[str, Any]], unit: str) -> str:

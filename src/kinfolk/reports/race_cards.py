@@ -208,10 +208,16 @@ def facts(race: Json) -> list[tuple[str, str]]:
         ("machine", machine.get("device")),
         ("threads", None if threads is None else f"{threads:.0f}"),
         ("made with", f"kinfolk {race['kinfolk']}" if race.get("kinfolk") else None),
-        ("made on", str(race.get("created") or "").replace("T", " ").removesuffix("Z")),
-        ("pretraining, one seed", total_time(race)),
+        ("made on", made_on(str(race.get("created") or ""))),
+        ("pretraining of all, one seed", total_time(race)),
     ]
     return [(name, str(value)) for name, value in found if value]
+
+
+def made_on(created: str) -> str:
+    """Write 2026-11-19T20:11:52+00:00 as 2026-11-19 20:11 UTC."""
+    is_utc = created.endswith(("Z", "+00:00"))
+    return f"{created[:10]} {created[11:16]} UTC" if is_utc else created
 
 
 def amount(corpus: Json, size: str, documents: str) -> str:

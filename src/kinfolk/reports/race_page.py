@@ -8,7 +8,15 @@ from typing import Any
 from markupsafe import Markup
 
 from kinfolk.reports import page, race_cards, race_charts
-from kinfolk.reports.race_tables import Cell, Part, cost_table, sample_table, score_part
+from kinfolk.reports.race_tables import (
+    RANGES,
+    Cell,
+    Part,
+    cost_range,
+    cost_table,
+    sample_table,
+    score_part,
+)
 from kinfolk.reports.race_view import (
     Entrant,
     Json,
@@ -55,6 +63,7 @@ COST_HINT = (
     "that of the steps, from reading a batch to the update of the weights, without evaluations; "
     "tokens/s are tokens by that time. A bar is the share of the largest number in its column."
 )
+SEEDS_HINT = "Numbers are means over seeds; below them, the least and the most of a seed."
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,13 @@ def cost_hint(race: Json) -> str:
     measured = (race.get("budget") or {}).get("measured")
     entrants = race.get("entrants") or ()
     counted = [e["name"] for e in entrants if e.get("counted") and not e.get("baseline")]
-    words = [COST_HINT, race_cards.measured_words(measured) if measured else ""]
+    costs = [entrant.get("cost") or {} for entrant in entrants]
+    of_seeds = any(cost_range({"cost": cost}, key) for cost in costs for key in RANGES)
+    words = [
+        COST_HINT,
+        SEEDS_HINT if of_seeds else "",
+        race_cards.measured_words(measured) if measured else "",
+    ]
     if counted:
         verb, are = ("counts", "is") if len(counted) == 1 else ("count", "are")
         words.append(

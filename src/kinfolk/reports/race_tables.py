@@ -17,6 +17,7 @@ class Cell:
     text: str
     value: float | str = ""
     share: str = ""
+    seeds: str = ""  # the least and the most of the seeds
 
 
 @dataclass(frozen=True)
@@ -241,13 +242,10 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
                     "–" if value is None else write(value),
                     number(value),
                     f"{value / largest:.3f}" if has_bar and value and largest else "",
+                    cost_range(entrant, key),
                 )
-                for value in values
+                for entrant, value in zip(entrants, values, strict=True)
             ]
-        for ranged, key_of_range, write_end in RANGES:
-            found = [cost_range(one, key_of_range) for one in entrants]
-            if key_of_range == f"{key}_range" and any(found):
-                columns[ranged] = [range_cell(ends, write_end) for ends in found]
     words = ["counting" if one.get("counted") else one.get("objective") or "" for one in entrants]
     if any(words):
         columns = {"objective": [Cell(word or "–", word) for word in words], **columns}
@@ -257,18 +255,10 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
     return list(columns), [row for row in rows if not row.baseline or has_cost(row)]
 
 
-def cost_range(entrant: Json, key: str) -> tuple[float, float] | None:
-    """Return the smallest and the largest cost of an entrant's seeds; None where they are equal."""
-    low, high = (entrant.get("cost") or {}).get(key) or (0.0, 0.0)
-    return None if low == high else (low, high)
-
-
-def range_cell(found: tuple[float, float] | None, write: Callable[[float], str]) -> Cell:
-    """Write a range; the width sorts it."""
-    if found is None:
-        return Cell("–")
-    low, high = found
-    return Cell(f"{write(low)} to {write(high)}", high - low)
+def cost_range(entrant: Json, key: str) -> str:
+    """Write the least and the most of a cost over an entrant's seeds; "" where they are equal."""
+    low, high = (entrant.get("cost") or {}).get(f"{key}_range") or (0.0, 0.0)
+    return f"{RANGES[key](low)} to {RANGES[key](high)}" if key in RANGES and low != high else ""
 
 
 def has_cost(row: TableRow) -> bool:
@@ -304,12 +294,12 @@ def short(value: float) -> str:
     return compact_number(float(f"{value:.3g}"))
 
 
-# Columns that have the smallest and the largest of an entrant's seeds: title, key, format.
-RANGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("steps by seed", "steps_range", lambda value: f"{value:,.0f}"),
-    ("tokens by seed", "tokens_range", lambda value: f"{value:,.0f}"),
-    ("time by seed", "seconds_range", duration),
-)
+# Costs that have the least and the most of an entrant's seeds, with their format.
+RANGES: dict[str, Callable[[float], str]] = {
+    "steps": lambda value: f"{value:,.0f}",
+    "tokens": lambda value: f"{value:,.0f}",
+    "seconds": duration,
+}
 # The columns of costs: title, key, format, whether a bar shows the share of the largest.
 COSTS = (
     ("parameters", "parameters", short, True),

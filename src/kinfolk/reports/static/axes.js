@@ -26,14 +26,16 @@ window.kinfolk.axes = (() => {
     return [...lines.slice(0, most - 1), `${last}…`];
   };
 
-  const compact = (value) => {
+  const signed = (write) => (...given) => write(...given).replaceAll("-", "−");
+
+  const compact = signed((value) => {
     if (Number.isInteger(value) && Math.abs(value) < 1e4) return value.toLocaleString("en");
     for (const [power, letter] of [[1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
       if (Math.abs(value) >= power) return `${+(value / power).toPrecision(4)}${letter}`;
     return String(+value.toPrecision(4));
-  };
+  });
 
-  const fixed = (value, digits) => {
+  const fixed = signed((value, digits) => {
     if (value === null || !Number.isFinite(value)) return "–";
     if (Math.abs(value) >= 1e6) return compact(value);
     if (digits === null) {  // as many as tell it from 0
@@ -43,7 +45,7 @@ window.kinfolk.axes = (() => {
       return (value || 0).toFixed(3);
     }
     return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  };
+  });
 
   const linearTicks = (low, high, count) => {
     const rough = (high - low) / Math.max(1, count);

@@ -32,17 +32,19 @@ from kinfolk.workflows.claims.files import (
 )
 from kinfolk.workflows.claims.scores import Effect, claim_effects
 from kinfolk.workflows.comparison.compare import (
-    OPTIONS_FILE,
     PLAN_FILE,
     RESULT_FILE,
-    check_document_unit,
     plan_only,
-    race_options,
     resume_race,
     start_race,
 )
 from kinfolk.workflows.comparison.data import read_task
-from kinfolk.workflows.comparison.plan import Plan, RaceOptions
+from kinfolk.workflows.comparison.options import (
+    OPTIONS_FILE,
+    check_document_unit,
+    race_options,
+)
+from kinfolk.workflows.comparison.plan import ALL_LABELS, Plan, RaceOptions
 from kinfolk.workflows.comparison.pool import RaceCallback
 from kinfolk.workflows.folders import check_in_folder
 
@@ -253,7 +255,7 @@ def claim_options(
         {claim.budget_kind: claim_budget(claim, settings, share)},
         tasks=[by_need[need] for need in claim.tasks],
         seeds=settings.seeds,
-        labels=(),
+        labels=[ALL_LABELS],
         **{**options, **claim.options},
     )
 

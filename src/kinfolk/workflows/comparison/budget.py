@@ -22,6 +22,7 @@ from kinfolk.training.config import MAX_STEPS
 from kinfolk.training.flops import FlopCounter
 from kinfolk.training.step import input_tokens
 from kinfolk.training.workload import optimizer_step, uses_bfloat16
+from kinfolk.workflows.comparison.options import check_amount
 from kinfolk.workflows.comparison.step_timing import time_steps
 from kinfolk.workflows.pretrain import PretrainWorkload, training_batches
 from kinfolk.workflows.recipe import Recipe
@@ -34,8 +35,6 @@ MIN_STEPS = round(1 / TOLERANCE)  # rounding to whole steps is half a step up, a
 
 SEARCH_SHARE = 1 / 3  # of the budget, for all learning rates of a search together
 MIN_SEARCH_STEPS = 10  # of each of them
-
-MAX_AMOUNT = {"minutes": 1e7, "flops": 1e30, "tokens": 1e18}  # of one run
 
 READ_STEPS = 256  # steps whose tokens are counted, where an epoch has more
 COUNTED_SHAPES = 4  # the most common shapes of a micro-batch, whose FLOPs are counted
@@ -68,13 +67,6 @@ HOW: dict[Kind, str] = {
         "steps and the seconds of the runs."
     ),
 }
-
-
-def check_amount(kind: str, amount: float) -> None:
-    """Refuse a budget that is no positive number, or absurd."""
-    limit = MAX_AMOUNT[kind]
-    if not 0 < amount <= limit:
-        raise UserError(f"--{kind} must be greater than 0 and at most {limit:g} (got {amount:g})")
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,27 @@
 """Compare families of language models on one text and on tasks, with equal budgets."""
 
 import contextlib
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
-from kinfolk.data.documents import DocumentUnit
 from kinfolk.errors import UserError
 from kinfolk.files import folder_lock
 from kinfolk.training.workload import select_device
-from kinfolk.workflows.comparison.budget import check_amount
 from kinfolk.workflows.comparison.jobs import read_result
+from kinfolk.workflows.comparison.options import OPTIONS_FILE, race_options, read_options
 from kinfolk.workflows.comparison.plan import (
     DEFAULT_LABELS,
     MAX_JOBS,
-    MAX_SEEDS,
     Entrant,
     Job,
     Plan,
     RaceOptions,
-    check_names,
-    parse_labels,
     write_json,
 )
 from kinfolk.workflows.comparison.pool import EventHandler, RaceCallback, run_processes, stages
@@ -36,9 +31,7 @@ from kinfolk.workflows.comparison.setup import make_plan
 from kinfolk.workflows.comparison.worker import run_group
 from kinfolk.workflows.folders import check_new_folder
 
-MAX_SEARCH = 9  # learning rates
-OPTIONS_FILE, PLAN_FILE, RESULT_FILE = "options.json", "plan.json", "race.json"
-BUDGETS = ("minutes", "flops", "tokens")
+PLAN_FILE, RESULT_FILE = "plan.json", "race.json"
 
 
 @dataclass(frozen=True)
@@ -97,10 +90,7 @@ def resume_race(
 ) -> RaceResult:
     """Continue a comparison that was interrupted; jobs with a result are not run again."""
     out = Path(out)
-    if not (out / OPTIONS_FILE).is_file():
-        raise UserError(f"{out} is not the folder of a comparison: it has no {OPTIONS_FILE}")
-    options = RaceOptions.read(out / OPTIONS_FILE)
-    return start_race(options, out, jobs=jobs, callbacks=callbacks)
+    return start_race(read_options(out), out, jobs=jobs, callbacks=callbacks)
 
 
 def repeat_race(
@@ -120,62 +110,6 @@ def repeat_race(
     return resume_race(out, jobs=jobs, callbacks=callbacks)
 
 
-def race_options(
-    entrants: Sequence[Entrant | str],
-    corpus: Path | str | Sequence[Path | str],
-    budgets: Mapping[str, float | None],
-    *,
-    tasks: Path | str | Sequence[Path | str] = (),
-    seeds: int = 3,
-    labels: Sequence[str | int] = DEFAULT_LABELS,
-    **options: Any,
-) -> RaceOptions:
-    """Return the options of a comparison, checked as far as no file is read."""
-    if isinstance(entrants, str):
-        raise UserError(f"entrants is the text {entrants!r}: give a list, such as [{entrants!r}]")
-    parsed = tuple(e if isinstance(e, Entrant) else Entrant.parse(e) for e in entrants)
-    check_names(parsed)
-    given = {kind: amount for kind, amount in budgets.items() if amount is not None}
-    if len(given) != 1:
-        raise UserError(
-            f"{len(given)} budgets are given: give one of {', '.join(f'--{k}' for k in BUDGETS)}"
-        )
-    if not 1 <= seeds <= MAX_SEEDS:
-        raise UserError(f"--seeds must be from 1 to {MAX_SEEDS} (got {seeds})")
-    if not (options.get("search", 0) == 0 or 2 <= options["search"] <= MAX_SEARCH):
-        raise UserError(f"--search must be from 2 to {MAX_SEARCH} (got {options['search']})")
-    if (epochs := options.get("task_epochs")) is not None and not 0 < epochs < math.inf:
-        raise UserError(f"--task-epochs must be greater than 0 (got {epochs:g})")
-    check_document_unit(options.get("document", "block"))
-    select_device(options.get("device", "auto"))
-    ((kind, amount),) = given.items()
-    check_amount(kind, amount)
-    try:
-        return RaceOptions(
-            entrants=parsed,
-            corpus=tuple(str(path) for path in as_list(corpus)),
-            budget_kind=kind,
-            budget_amount=float(amount),
-            tasks=tuple(str(path) for path in as_list(tasks)),
-            seeds=seeds,
-            labels=parse_labels([str(size) for size in labels]),
-            **options,
-        )
-    except TypeError as error:
-        raise UserError(f"unknown option of compare: {error}") from error
-
-
-def check_document_unit(unit: str) -> None:
-    """Refuse a unit of documents that there is not."""
-    if unit not in get_args(DocumentUnit):
-        raise UserError(f"--document must be {' or '.join(get_args(DocumentUnit))} (got {unit})")
-
-
-def as_list(value: Path | str | Sequence[Path | str]) -> list[Path | str]:
-    """Return one path or several as a list."""
-    return [value] if isinstance(value, Path | str) else list(value)
-
-
 def start_race(
     options: RaceOptions, out: Path, *, jobs: int | None, callbacks: Sequence[RaceCallback]
 ) -> RaceResult:
@@ -183,6 +117,7 @@ def start_race(
     jobs = default_jobs(options.device) if jobs is None else jobs
     if not 0 <= jobs <= MAX_JOBS:
         raise UserError(f"--jobs must be from 0 to {MAX_JOBS} (got {jobs})")
+    select_device(options.device)
     with race_folder(out, options):
         threads = torch.get_num_threads()
         try:

@@ -29,6 +29,7 @@ from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formats.stored_rows import stored_rows, stored_rows_spec
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
+from kinfolk.text.train import ALL_SPECIAL_TOKENS
 from kinfolk.workflows.comparison.plan import ALL_LABELS, RaceOptions
 from kinfolk.workflows.folders import load_tokenizer
 
@@ -75,10 +76,9 @@ class TextSource:
             return cls(paths, True, corpus.bytes, 0.0)
         sizes = file_sizes(list(paths))
         size = estimate_text_bytes(sizes)
-        if size is None or not size:
-            raise UserError(
-                f"{paths[0]} cannot be read twice or is empty: give files or folders of text"
-            )
+        if not size:
+            fault = "cannot be read twice" if size is None else "is empty"
+            raise UserError(f"{paths[0]} {fault}: give files or folders of text")
         holdout = options.holdout
         if holdout is not None and not 0 < holdout < 1:
             raise UserError(f"--holdout must be between 0 and 1 (got {holdout:g})")
@@ -100,6 +100,15 @@ class TextSource:
                 "with --document file whole files)"
             )
         return train_tokenizer(chain([first], texts), kind=kind, vocab_size=vocab_size, fewer=True)
+
+    def own_vocab_size(self) -> int:
+        """Return a default size for every kind of tokenizer.
+
+        WordPiece needs each character of the text twice: at the start of a word and inside.
+        """
+        documents = read_documents(list(self.paths), ReadOptions(self.document))
+        characters = set[str]().union(*(document.text for document in documents))
+        return max(default_vocab_size(self.bytes), len(ALL_SPECIAL_TOKENS) + 2 * len(characters))
 
     def prepare(self, tokenizer: Tokenizer, out: Path, on_message: OnMessage) -> Corpus:
         """Tokenize the text, a part of it held out."""
@@ -175,6 +184,8 @@ def make_corpus(
         tokenizer = load_tokenizer(key)
     else:
         vocab = int(size) if size else options.vocab_size
+        if vocab is None and options.own_tokenizers:
+            vocab = source.own_vocab_size()
         tokenizer = source.tokenizer(kind or "bpe", vocab)
     return source.prepare(tokenizer, folder, on_message)
 
@@ -234,14 +245,8 @@ class TaskRows:
 def read_task(text: str, options: RaceOptions) -> TaskRows:
     """Read a labelled file, TRAIN,TEST, TRAIN,DEV,TEST or a folder of them, and split its rows."""
     files = task_files(text)
-    dataset = task_dataset(files["train"], columns=options.columns)
-    kind = task_class(dataset.file_spec.task)
-    if kind.output == "likelihood":
-        raise UserError(
-            f"{files['train']} was read as text without labels: give a table with a text and a "
-            "label (TSV, CSV, JSON lines), and text itself as --corpus"
-        )
-    rows = labelled(dataset)
+    dataset = training_file(files["train"], options)
+    kind, rows = task_class(dataset.file_spec.task), labelled(dataset)
     given = {split: read_like(dataset, path) for split, path in files.items() if split != "train"}
     if "test" not in given:
         rows, given["test"] = hold_out(rows, TEST_SHARE)
@@ -265,6 +270,17 @@ def read_task(text: str, options: RaceOptions) -> TaskRows:
         )
     read_as = dataset.file_spec.description
     return TaskRows(name, task, **splits, notes=tuple(notes), read_as=read_as)
+
+
+def training_file(path: Path, options: RaceOptions) -> TaskDataset:
+    """Return the dataset of a training file, whose format is that of the other splits."""
+    dataset = task_dataset(path, columns=options.columns)
+    if task_class(dataset.file_spec.task).output == "likelihood":
+        raise UserError(
+            f"{path} was read as text without labels: give a table with a text and a label (TSV, "
+            "CSV, JSON lines), and text itself as --corpus"
+        )
+    return dataset
 
 
 def task_name(text: str) -> str:

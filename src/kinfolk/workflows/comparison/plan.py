@@ -72,6 +72,11 @@ class Entrant:
             raise UserError("an entrant is empty: write FAMILY[/SIZE], such as bert/tiny")
         at = next((n for n, word in enumerate(words) if _family(word) in index()), 0)
         start, _, model = words[at].rpartition("=")
+        if _family(model) not in index() and Path(model).is_dir():
+            raise UserError(
+                f"{model} is a folder, and entrants start from new weights: write FAMILY[/SIZE], "
+                "such as bert/tiny"
+            )
         check_name(model)
         name = " ".join([*words[:at], start] if start else words[:at])
         chosen: dict[str, Any] = {"settings": [], "task_settings": []}
@@ -380,6 +385,8 @@ def check_shared(entrant: Entrant) -> None:
 def parse_labels(labels: Sequence[str]) -> tuple[str, ...]:
     """Return sizes of training sets in ascending order, `all` the last."""
     sizes = set()
+    if not labels:
+        raise UserError("--labels is empty: give numbers from 1 and all, such as 16,64,256,all")
     for text in labels:
         if text == ALL_LABELS:
             continue
