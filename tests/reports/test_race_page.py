@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from kinfolk.families import families
 from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, summary
-from kinfolk.reports.race_charts import outlying_baselines
+from kinfolk.reports.race_charts import OBJECTIVE_TITLES, outlying_baselines
 from kinfolk.reports.race_page import render
 from kinfolk.reports.race_tables import byte_count, pair_rows, score_part
 from kinfolk.reports.race_view import (
@@ -258,11 +259,15 @@ def learning_panels(found: dict[str, Any]) -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     ("first", "second", "titles"),
     [
-        ({"corpus": "bpe"}, {"corpus": "byte"}, ["mlm, tokens of bpe", "mlm, tokens of byte"]),
+        (
+            {"corpus": "bpe"},
+            {"corpus": "byte"},
+            ["mlm (masked tokens), tokens of bpe", "mlm (masked tokens), tokens of byte"],
+        ),
         (
             {"objective_settings": {"mask_rate": 0.15, "fixed_masks": False}},
             {"objective_settings": {"mask_rate": 0.3, "fixed_masks": False}},
-            ["mlm, mask_rate 0.15", "mlm, mask_rate 0.3"],
+            ["mlm (masked tokens), mask_rate 0.15", "mlm (masked tokens), mask_rate 0.3"],
         ),
     ],
     ids=["two tokenizers", "two mask rates"],
@@ -277,7 +282,7 @@ def test_losses_of_two_kinds_share_no_panel(
     c |= first
     assert learning_panels(found) == dict(zip(titles, [{"a", "c"}, {"b"}], strict=True))
     b |= first
-    assert learning_panels(found) == {"mlm": {"a", "b", "c"}}
+    assert learning_panels(found) == {"mlm (masked tokens)": {"a", "b", "c"}}
 
 
 def test_entrants_without_samples_are_named() -> None:
@@ -593,3 +598,8 @@ def test_the_seconds_that_runs_took_are_beside_their_budget() -> None:
     assert "<small>2 min 51 s to 3 min 3 s</small></td>" in text
     assert "below them, the least and the most of a seed" in text
     assert "<small>" not in render(race()) and "of a seed" not in render(race())
+
+
+def test_every_objective_that_learns_has_a_title_in_words() -> None:
+    names = {name for family in families().values() for name in family.objectives}
+    assert {*OBJECTIVE_TITLES} == names

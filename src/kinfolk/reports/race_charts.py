@@ -121,6 +121,22 @@ def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entra
     return line_chart(series, [], x=x, y=scale.axis, log_x=True, markers=True, digits=scale.digits)
 
 
+# What the losses of an objective are about.
+OBJECTIVE_TITLES = {
+    **dict.fromkeys(("clm", "bptt", "stream"), "each token from those before it"),
+    "bilm": "each token from those before it, and from those after it",
+    "prefix": "each token after the prefix",
+    **dict.fromkeys(("mlm", "full_sentences"), "masked tokens"),
+    "nsp": "masked tokens, and whether a sentence follows",
+    "sop": "masked tokens, and the order of two segments",
+    "rtd": "masked tokens of the generator, and which tokens are replaced",
+    "permutation": "tokens in a random order",
+    **dict.fromkeys(("spans", "blanks"), "masked spans"),
+    "pairs": "each token of the target",
+    "unilm": "masked tokens, under one of four attention patterns",
+}
+
+
 @dataclass(frozen=True)
 class LossKind:
     """What a loss is one of: losses of different kinds share no axis."""
@@ -142,7 +158,8 @@ class LossKind:
     def title(self, others: Sequence["LossKind"]) -> str:
         """Return the objective, and what sets it apart from others with the same objective."""
         same = [kind for kind in others if kind.objective == self.objective]
-        parts = [self.objective]
+        about = OBJECTIVE_TITLES.get(self.objective)
+        parts = [f"{self.objective} ({about})" if about else self.objective]
         if any(kind.corpus != self.corpus for kind in same):
             parts.append(f"tokens of {self.corpus}")
         parts += [
