@@ -124,6 +124,17 @@ def test_cards_name_their_sources_and_what_they_leave_out() -> None:
     assert not any("n-grams" in note for note in one_card(text, "bert/nano", "nsp").notes)
 
 
+def test_a_pair_that_does_not_follow_is_said_to_leave_out_what_does() -> None:
+    facts = [
+        fact
+        for seed in range(6)
+        for name, fact in one_card(LONG, "bert/nano", "nsp", seed).facts
+        if name.startswith("sequence_label")
+    ]
+    assert {fact[0] for fact in facts} == {"0", "1"}
+    assert all(("in place of what follows" in fact) is (fact[0] == "1") for fact in facts)
+
+
 def test_a_text_that_is_shorter_than_the_band_is_said_to_be() -> None:
     same = "so that both grids are the same"
     for text, short in (("The cat sat.", True), (LONG, False)):
