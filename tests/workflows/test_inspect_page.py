@@ -12,7 +12,7 @@ import torch
 
 from kinfolk import UserError, families
 from kinfolk.reports.charts import significant
-from kinfolk.reports.inspect_page import render
+from kinfolk.reports.inspect_page import CHANGES, render
 from kinfolk.reports.inspect_view import AttentionView, InspectPage, ModelView, ObjectiveView
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
@@ -46,6 +46,13 @@ def test_64_tokens_pass_every_family_and_objective_in_less_than_20_seconds() -> 
     assert len(found) == len(pretrained) + 1  # CVT is on the page, too
     assert {view.name for view in page.costs} == {f"{name}/tiny" for name in (*every, "cvt")}
     assert html.count('<figure class="mask">') == sum(len(v.masks) for v in page.objectives)
+
+
+def test_the_legend_says_what_happened_to_a_token_once() -> None:
+    legend = render(inspect_page(TEXT, ["bert/nano"])).partition('class="keys"')[2]
+    found = re.findall(r'<span class="tok (\w+)">\w+</span> <span class="words">([^<]*)', legend)
+    assert dict(found).keys() == {*CHANGES, "predicts"}
+    assert not [words for change, words in found if words.startswith(change)]
 
 
 def test_tokens_know_their_characters() -> None:
