@@ -416,6 +416,21 @@ def test_costs_open_and_nothing_is_cut_off(device: str, theme: str, open_page: O
 
 
 @DEVICES
+def test_costs_of_a_part_are_read_without_scrolling(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    cost = tab.locator("details.cost").first
+    if cost.get_attribute("open") is None:
+        cost.locator("summary").first.click()
+    box = cost.locator(".scroll:has(> table.parts)")
+    assert box.evaluate("node => node.scrollWidth <= node.clientWidth")
+    assert box.locator("td.formula").first.inner_text().startswith("parameters = ")
+    gap = "node => node.getBoundingClientRect().top - node.previousElementSibling.getBoundingClientRect().bottom"  # noqa: E501
+    assert cost.locator(".multiples").evaluate(gap) >= 20
+
+
+@DEVICES
 def test_grids_are_text_too(device: str, theme: str, open_page: Open) -> None:
     tab = open_page("inspect", device, theme)
     gpt2 = card(tab, "gpt2/nano", "clm")
