@@ -109,6 +109,41 @@ def test_every_card_of_every_family_shows_what_its_masks_hold(
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+# Whether the first token that is marked in every table is in the part of it that is in view.
+IN_VIEW = """() => [...document.querySelectorAll(".stream")].flatMap((stream) => {
+  const token = stream.querySelector(".tok.active");
+  if (!token) return [];
+  const box = stream.getBoundingClientRect(), own = token.getBoundingClientRect();
+  return [own.left >= stream.querySelector("th").getBoundingClientRect().right && own.right <= box.right];
+})"""  # noqa: E501
+
+
+@DEVICES
+def test_tables_scroll_to_the_token_that_is_chosen(
+    device: str, theme: str, open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = " ".join(f"word{i} is here." for i in range(16))
+    page = render(inspect_page(text, ["gpt2/nano", "electra/nano", "t5/nano"]))
+    monkeypatch.setitem(PAGES, "long", lambda: page)
+    tab = open_page("long", device, theme)
+    for token in ("word14", "word1", "word9"):
+        tab.locator(".text-strip .tok").get_by_text(token, exact=True).click()
+        found = tab.evaluate(IN_VIEW)
+        assert len(found) >= 5 and all(found), token
+
+
+@DEVICES
+def test_curves_over_tokens_name_them(device: str, theme: str, open_page: Open) -> None:
+    tab = open_page("inspect", device, theme)
+    chart = tab.locator("#model-1 .chart").first
+    chart.locator("summary").click()
+    first = chart.locator("tbody tr td:first-child")
+    assert texts(first)[:3] == ["1 <|endoftext|>", "2 The", "3 quick"]
+    chart.locator(".plot").hover(position={"x": 200, "y": 100})
+    number, _, name = tab.locator(".tip-title").inner_text().removeprefix("token ").partition(": ")
+    assert f"{number} {name}" in texts(first)
+
+
 @DEVICES
 def test_heads_can_be_chosen(device: str, theme: str, open_page: Open) -> None:
     tab = open_page("inspect", device, theme)
@@ -378,6 +413,21 @@ def test_costs_open_and_nothing_is_cut_off(device: str, theme: str, open_page: O
     first.locator("figure.line svg").first.wait_for(state="visible")
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert tab.evaluate(CUT_OFF) == []
+
+
+@DEVICES
+def test_costs_of_a_part_are_read_without_scrolling(
+    device: str, theme: str, open_page: Open
+) -> None:
+    tab = open_page("inspect", device, theme)
+    cost = tab.locator("details.cost").first
+    if cost.get_attribute("open") is None:
+        cost.locator("summary").first.click()
+    box = cost.locator(".scroll:has(> table.parts)")
+    assert box.evaluate("node => node.scrollWidth <= node.clientWidth")
+    assert box.locator("td.formula").first.inner_text().startswith("parameters = ")
+    gap = "node => node.getBoundingClientRect().top - node.previousElementSibling.getBoundingClientRect().bottom"  # noqa: E501
+    assert cost.locator(".multiples").evaluate(gap) >= 20
 
 
 @DEVICES

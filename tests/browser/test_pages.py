@@ -31,6 +31,17 @@ def test_nothing_is_cut_off(name: str, device: str, theme: str, open_page: Open)
     check_whole(open_page(name, device, theme))
 
 
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+@pytest.mark.parametrize("name", ["isotropy", "neurons", "probe"])
+def test_tables_of_measures_are_read_without_scrolling(
+    name: str, device: str, open_page: Open
+) -> None:
+    tab = open_page(name, device)
+    tables = tab.locator(".scroll:has(> table.records)")
+    wide = "nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth).length"
+    assert tables.count() and tables.evaluate_all(wide) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "theme"), [("desktop", "dark"), ("phone", "light")])
 @pytest.mark.parametrize("name", PAGES)

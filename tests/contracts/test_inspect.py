@@ -15,6 +15,7 @@ from kinfolk.families.base import Family
 from kinfolk.nn.language_model import EncoderDecoder
 from kinfolk.nn.recording import record_layers_and_attention
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.reports.inspect_page import shown_sources
 from kinfolk.reports.inspect_view import ObjectiveView
 from kinfolk.rng import Stream, generator
 from kinfolk.text import Tokenizer, train_tokenizer
@@ -154,6 +155,8 @@ def test_the_discriminator_reads_and_labels_what_training_replaces(trained: bool
     assert discriminator.label_ids == [int(one) for one in differ] and any(differ)
     assert [label == "replaced" for label in discriminator.labels] == differ
     assert [change == "replaced" for change in discriminator.changes] == differ
+    # A sample, too, stands for the token of the text that it replaced.
+    assert shown_sources(discriminator) == shown_sources(generator)
     assert "[MASK]" in generator.tokens and "[MASK]" not in discriminator.tokens
     assert (len(view.notes) == 2) is trained
     if trained:  # as the objective itself samples and labels them

@@ -1,5 +1,6 @@
 """Parameters and FLOPs by part add up to what torch counts; memory follows batch and length."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from kinfolk import families
 from kinfolk.batch import Inputs
 from kinfolk.families.base import STANDARD_SIZES
+from kinfolk.nn.characters import CharacterEmbedding
 from kinfolk.training.flops import FlopCounter
 from kinfolk.workflows.evaluate import count_parameters
 from kinfolk.workflows.inspection.costs import (
@@ -18,7 +20,7 @@ from kinfolk.workflows.inspection.costs import (
     network_costs,
 )
 from kinfolk.workflows.inspection.masks import meta_network
-from kinfolk.workflows.inspection.memory import activation_bytes, saved_bytes
+from kinfolk.workflows.inspection.memory import activation_bytes, lstm_values, saved_bytes
 
 NAMES = [*families.families(), "bilstm", "cvt"]
 LENGTH = 24
@@ -116,10 +118,8 @@ def test_memory_of_a_short_context_is_a_curve_too(limit: int) -> None:
     assert len(set(costs.training_bytes[0])) == 4
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_activations_are_those_that_a_step_saves(name: str) -> None:
-    config = families.family(name).config("nano").with_fields(vocab_size=VOCAB)
-    model = config.build()
+def saved_by_a_step(model: Any, run: Callable[[], Any]) -> int:
+    """Run, and count the bytes that are saved for the backward pass, parameters left out."""
     kept: dict[int, tuple[int, torch.Tensor]] = {}
     weights = {w.untyped_storage()._cdata for w in model.parameters()}
 
@@ -128,10 +128,31 @@ def test_activations_are_those_that_a_step_saves(name: str) -> None:
             kept[saved.untyped_storage()._cdata] = saved.untyped_storage().nbytes(), saved
         return saved
 
-    inputs = Inputs.from_ids(torch.zeros(1, 64, dtype=torch.int64), causal=name == "gpt2")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        model(inputs)
-    real = sum(size for size, _ in kept.values())
+        run()
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize(("name", "reads"), [("elmo", 2), ("cvt", 1)])
+def test_words_read_by_characters_keep_what_their_filters_return(name: str, reads: int) -> None:
+    """Most of what ELMo keeps: a value of each filter at each place of a word."""
+    config = families.family(name).config("nano").with_fields(vocab_size=VOCAB)
+    model: Any = config.build()
+    words = torch.arange(64)[None] + 7
+    (reader,) = (part for part in model.modules() if isinstance(part, CharacterEmbedding))
+    real = saved_by_a_step(reader, lambda: reader(words))
+    layers = [part for part in model.modules() if isinstance(part, torch.nn.LSTM)]
+    found = activation_bytes(meta_network(config), 64)
+    rest = 4 * 64 * sum(map(lstm_values, layers))
+    assert found - rest == pytest.approx(reads * real, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_activations_are_those_that_a_step_saves(name: str) -> None:
+    config = families.family(name).config("nano").with_fields(vocab_size=VOCAB)
+    model = config.build()
+    inputs = Inputs.from_ids(torch.zeros(1, 64, dtype=torch.int64), causal=name == "gpt2")
+    real = saved_by_a_step(model, lambda: model(inputs))
     assert activation_bytes(meta_network(config), 64) == pytest.approx(real, rel=0.03)
     assert saved_bytes(model, inputs) == pytest.approx(real, rel=0.03)
 

@@ -12,7 +12,7 @@ import torch
 
 from kinfolk import UserError, families
 from kinfolk.reports.charts import significant
-from kinfolk.reports.inspect_page import render
+from kinfolk.reports.inspect_page import CHANGES, render
 from kinfolk.reports.inspect_view import AttentionView, InspectPage, ModelView, ObjectiveView
 from kinfolk.text import train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
@@ -46,6 +46,13 @@ def test_64_tokens_pass_every_family_and_objective_in_less_than_20_seconds() -> 
     assert len(found) == len(pretrained) + 1  # CVT is on the page, too
     assert {view.name for view in page.costs} == {f"{name}/tiny" for name in (*every, "cvt")}
     assert html.count('<figure class="mask">') == sum(len(v.masks) for v in page.objectives)
+
+
+def test_the_legend_says_what_happened_to_a_token_once() -> None:
+    legend = render(inspect_page(TEXT, ["bert/nano"])).partition('class="keys"')[2]
+    found = re.findall(r'<span class="tok (\w+)">\w+</span> <span class="words">([^<]*)', legend)
+    assert dict(found).keys() == {*CHANGES, "predicts"}
+    assert not [words for change, words in found if words.startswith(change)]
 
 
 def test_tokens_know_their_characters() -> None:
@@ -122,6 +129,17 @@ def test_cards_name_their_sources_and_what_they_leave_out() -> None:
     assert hints[0].startswith("Encoder and decoder have no self-attention") and not hints[2]
     assert any("n-grams of 1 to 3" in note for note in one_card(text, "albert/nano", "sop").notes)
     assert not any("n-grams" in note for note in one_card(text, "bert/nano", "nsp").notes)
+
+
+def test_a_pair_that_does_not_follow_is_said_to_leave_out_what_does() -> None:
+    facts = [
+        fact
+        for seed in range(6)
+        for name, fact in one_card(LONG, "bert/nano", "nsp", seed).facts
+        if name.startswith("sequence_label")
+    ]
+    assert {fact[0] for fact in facts} == {"0", "1"}
+    assert all(("in place of what follows" in fact) is (fact[0] == "1") for fact in facts)
 
 
 def test_a_text_that_is_shorter_than_the_band_is_said_to_be() -> None:

@@ -1,5 +1,6 @@
 """Isotropy of a network: layers, tied and untied embeddings, and similarity after transforms."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import families
 from kinfolk.metrics.isotropy import mean_cosine
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.reports.isotropy_page import render
+from kinfolk.reports.isotropy_page import render, spectrum_chart
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.finetuning.recipe import InitialWeights
 from kinfolk.workflows.vectors.isotropy import isotropy_page, read_pairs
@@ -125,6 +126,14 @@ def test_transforms_raise_the_similarity_of_vectors_with_a_common_direction(
     plain = isotropy_page(kinfolk.isotropy((model, tokenizer), texts(20, 1)))
     assert "alignment" not in plain.measures  # there are no pairs
     assert "remove-components-1" in page and "untied" not in page
+
+
+def test_directions_of_rounding_alone_are_not_in_the_spectrum() -> None:
+    """One of 1e-17 on a logarithmic axis would flatten all others."""
+    page = spectrum_chart([("layer 0", [0.6, 0.4, 1e-17]), ("layer 1", [0.5, 0.3, 0.2])])
+    data = page.partition('<script type="application/json">')[2].partition("</script>")[0]
+    first, second = (curve["points"] for curve in json.loads(data)["series"])
+    assert first == [[1, 0.6], [2, 0.4]] and len(second) == 3
 
 
 def test_texts_that_are_cut_are_counted(tokenizer: Tokenizer) -> None:

@@ -31,7 +31,7 @@ from kinfolk.workflows.folders import (
     check_new_file,
     check_new_folder,
 )
-from kinfolk.workflows.vectors.choices import check_choices
+from kinfolk.workflows.vectors.choices import check_choices, check_saved_transform
 
 if TYPE_CHECKING:
     from kinfolk.workflows.vectors.embed import Embedder, Vectors
@@ -106,6 +106,8 @@ def embed(
     if out.suffix not in (".npz", ".parquet"):
         raise UserError(f"-o {out} must end in .npz or .parquet")
     check_choices(pooling, layers)
+    if transform is not None:
+        check_saved_transform(transform)
     check_model_folder(model)
     check_new_file(out, (texts, model, fit, transform), force=force)
     read = read_texts(texts, field, column)

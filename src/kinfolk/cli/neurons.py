@@ -30,10 +30,9 @@ from kinfolk.cli.output import (
     table,
 )
 from kinfolk.errors import UserError
-from kinfolk.workflows.folders import check_model_folder, check_new_file
+from kinfolk.workflows.folders import check_input_file, check_model_folder, check_new_file
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.knowledge_neurons.fact_prompts import Fact
     from kinfolk.workflows.knowledge_neurons.neurons import NeuronsResult
 
 SHOWN = 3  # neurons of a fact that are printed
@@ -77,13 +76,15 @@ def neurons(
     check_model_folder(model)
     if out is not None:
         check_new_file(out, (facts, others, model), force=force)
-    asked = one_fact(prompt, prompts or [], answer, facts)
+    given = check_fact(prompt, prompts or [], answer, facts)
+    for file in filter(None, (facts, others)):
+        check_input_file(file)
     from kinfolk.reports.neurons_page import render
-    from kinfolk.workflows.knowledge_neurons.fact_prompts import read_facts
+    from kinfolk.workflows.knowledge_neurons.fact_prompts import Fact, read_facts
     from kinfolk.workflows.knowledge_neurons.neurons import neurons
     from kinfolk.workflows.knowledge_neurons.page import neurons_page
 
-    known = asked if facts is None else read_facts(facts)
+    known = [Fact(given, answer or "")] if facts is None else read_facts(facts)
     unrelated = [] if others is None else read_facts(others)
     with (
         saved_on_interrupt(lambda: "nothing was written; run the same command again"),
@@ -112,22 +113,21 @@ def neurons(
     )
 
 
-def one_fact(
+def check_fact(
     prompt: str | None, prompts: list[str], answer: str | None, facts: Path | None
-) -> "list[Fact]":
-    """Return the fact of the command line; none where facts are in a file."""
-    from kinfolk.workflows.knowledge_neurons.fact_prompts import Fact
-
+) -> tuple[str, ...]:
+    """Return the prompts of the command line, which have an answer; none where facts are a file."""
     given = [text for text in (prompt, *prompts) if text is not None]
     if facts is not None:
         if given or answer is not None:
             raise UserError("--facts has prompts and answers: remove PROMPT, --prompt and --answer")
-        return []
+        return ()
     if not given:
         raise UserError('there is no fact: give "PROMPT with [MASK]" and --answer, or --facts FILE')
     if answer is None:
         raise UserError("the answer is missing: add --answer TEXT")
-    return [Fact(tuple(readable(text, "prompt") for text in given), readable(answer, "answer"))]
+    readable(answer, "answer")
+    return tuple(readable(text, "prompt") for text in given)
 
 
 def show(result: "NeuronsResult") -> None:

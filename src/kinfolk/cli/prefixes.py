@@ -17,7 +17,7 @@ from kinfolk.cli.output import print_json, print_line
 from kinfolk.config import as_settings
 from kinfolk.tasks.prefix_config import MAX_ATTRIBUTES, PrefixConfig
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.folders import check_model_folder, check_new_folder
+from kinfolk.workflows.folders import check_input_file, check_model_folder, check_new_folder
 
 # Defaults and settings of this command, where they differ from those of pretraining.
 DEFAULTS = {
@@ -87,6 +87,8 @@ def prefixes(
         raise UsageError("pass either --train FILE with labels or --text FILE without")
     check_model_folder(model)
     check_new_folder(out)
+    for file in filter(None, (train, dev, text)):
+        check_input_file(file)
     check_overrides(overrides or [], {"train": TrainConfig, "prefixes": PrefixConfig}, ())
     settings = [*as_settings(training, "train."), *as_settings(prefixes, "prefixes.")]
 

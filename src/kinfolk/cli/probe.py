@@ -24,7 +24,7 @@ from kinfolk.cli.output import (
     saved_on_interrupt,
     table,
 )
-from kinfolk.workflows.folders import check_model_folder, check_new_page
+from kinfolk.workflows.folders import check_input_file, check_model_folder, check_new_page
 
 if TYPE_CHECKING:
     from kinfolk.workflows.probing.curves import ProbeCurve, ProbeCurves
@@ -59,6 +59,8 @@ def probe(
     check_model_folder(model)
     if out is not None:
         check_new_page(out, (train, dev, test, model), force=force)
+    for file in filter(None, (train, dev, test)):
+        check_input_file(file)
     from kinfolk.reports.probe_page import render
     from kinfolk.workflows.probing.curves import probe, probe_page
 

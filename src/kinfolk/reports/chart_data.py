@@ -51,12 +51,17 @@ def short(value: float) -> float:
     return float(f"{value:.{SIGNIFICANT}g}")
 
 
-def curve_table(curves: Sequence[Points], digits: int) -> list[list[str]]:
-    """Return rows of x and the newest value of each curve there; empty before its first point."""
+def curve_table(
+    curves: Sequence[Points], digits: int, names: Sequence[str] = ()
+) -> list[list[str]]:
+    """Return rows of x and the newest value of each curve there; empty before its first point.
+
+    `names` are those of x = 1, 2, 3 ...
+    """
     all_xs = np.unique([x for points in curves for x, _ in points])
     rows = []
     for x in all_xs[downsample(len(all_xs), TABLE_ROWS)]:
-        row = [f"{x:,g}"]
+        row = [f"{x:,g} {names[int(x) - 1]}" if names else f"{x:,g}"]
         for points in curves:
             past = [y for at, y in points if at <= x]
             inside = bool(past) and x <= points[-1][0]

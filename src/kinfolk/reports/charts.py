@@ -115,9 +115,11 @@ def line_chart(
     markers: bool = False,
     digits: int = 3,
     least_span: float = 0.0,
+    names: Sequence[str] = (),
 ) -> Markup:
     """Draw curves over an axis: long ones pale, with their running mean; each line dashed.
 
+    `names` are those of x = 1, 2, 3 ..., for the tooltip and the table.
     `log_x` and `log_y` set the axis at first; the reader can switch where all values are positive.
     The y axis spans at least `least_span` of its highest value, so that it magnifies no rounding.
     """
@@ -151,9 +153,10 @@ def line_chart(
         "markers": markers,
         "digits": digits,
         "leastSpan": least_span,
+        "names": names,
     }
     heads = [x, *(curve.name for curve in series), *(line["name"] for line in spec_lines(spec))]
-    table = curve_table([curve["points"] for curve in curves], digits)
+    table = curve_table([curve["points"] for curve in curves], digits, names)
     levels = [number(line["value"], digits) for line in spec_lines(spec)]
     return figure("line", summary(y, x, heads[1:]), spec, heads, [[*r, *levels] for r in table])
 

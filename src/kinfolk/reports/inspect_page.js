@@ -7,6 +7,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const shades = () => ({ on: color("c0"), off: color("hair"), row: color("c1"), ink: color("ink") });
   const spanOf = (node) => (node.dataset.span ? node.dataset.span.split(" ").map(Number) : null);
   const probability = (p) => (p >= 0.1 || !p ? p.toFixed(2) : p.toPrecision(2));
+  const FADED = 36; // pixels at the right of a table that goes on
   const overlap = (a, b) => a && b && a[0] < b[1] && b[0] < a[1];
 
   // A canvas with sharp cells on every screen: sizes are in pixels of the page.
@@ -115,6 +116,7 @@ document.addEventListener("DOMContentLoaded", () => {
       this.clientWidth = node.clientWidth;
       this.streams = all(".stream", node).map((stream) => all(".tok", stream));
       this.spans = this.streams.map((tokens) => tokens.map(spanOf));
+      this.boxes = all(".stream", node);
       this.marked = []; // tokens with a class that clear() removes
       this.masks = all(".mask", node).map((figure) => new Mask(figure, this));
       this.streams.flat().forEach((token) => {
@@ -140,6 +142,17 @@ document.addEventListener("DOMContentLoaded", () => {
         mask.highlight(streams[mask.data.queries] || new Set());
         for (const row of mask.rows) for (const key of mask.seen(row)) this.add(this.streams[mask.data.keys][key], "seen");
       }
+    }
+
+    // Where each table scrolls to, so that its first marked token is in view; not below a mouse.
+    moves() {
+      return this.streams.flatMap((tokens, stream) => {
+        const [box, cell] = [this.boxes[stream], tokens.find((token) => token.classList.contains("active"))?.closest("td")];
+        if (!cell || box.matches(":hover")) return [];
+        const [head, left] = [box.querySelector("th").offsetWidth, cell.offsetLeft - box.scrollLeft];
+        if (left >= head && left + cell.offsetWidth <= box.clientWidth - FADED) return [];
+        return [[box, cell.offsetLeft - (head + box.clientWidth - cell.offsetWidth) / 2]];
+      });
     }
 
     add(token, name) {
@@ -308,7 +321,9 @@ document.addEventListener("DOMContentLoaded", () => {
       card.clear();
       if (wanted) card.mark((span) => overlap(span, wanted));
     }
-    if (wanted) attention.forEach((one) => one.pick(wanted));
+    if (!wanted) return;
+    for (const [box, left] of cards.flatMap((card) => card.moves())) box.scrollLeft = left;
+    attention.forEach((one) => one.pick(wanted));
   }
 
   const cards = all(".objective").map((node) => new Card(node));

@@ -29,11 +29,11 @@ from kinfolk.reports.inspect_view import (
 LEAST_SPAN = 0.01  # of the highest value, on the axis of a curve
 TEXT_GRID = 64  # tokens of a mask that is also printed as text
 CHANGES = {
-    "masked": "masked: predicted, and the mask token stands for it",
-    "replaced": "replaced: predicted, and another token stands for it",
-    "kept": "kept: predicted, and it stands for itself",
+    "masked": "predicted, and the mask token stands for it",
+    "replaced": "predicted, and another token stands for it",
+    "kept": "predicted, and it stands for itself",
     "cut": "a span was cut out here",
-    "special": "special token",
+    "special": "a token that is not of the text",
 }
 
 ROW_WORDS = {
@@ -136,7 +136,8 @@ def token_table(stream: StreamView, view: ObjectiveView) -> TokenTable:
     ):
         classes = " ".join(filter(None, [change, "predicts" if label is not None else ""]))
         span = span_of(source, view.spans)
-        cells.append((token, classes, CHANGES.get(change, ""), span))
+        title = f"{change}: {CHANGES[change]}" if change else ""
+        cells.append((token, classes, title, span))
     rows = [("input_ids", [str(i) for i in stream.input_ids])]
     if any(label is not None for label in stream.labels):
         rows.append(("predicts", [label or "·" for label in stream.labels]))
@@ -149,11 +150,10 @@ def token_table(stream: StreamView, view: ObjectiveView) -> TokenTable:
 
 def shown_sources(stream: StreamView) -> list[int | None]:
     """Return the token of the text that each place stands for; a masked one by its label."""
+    originals = stream.originals or stream.label_sources
     return [
-        label if source is None and change in ("masked", "replaced") else source
-        for source, label, change in zip(
-            stream.sources, stream.label_sources, stream.changes, strict=True
-        )
+        original if source is None and change in ("masked", "replaced") else source
+        for source, original, change in zip(stream.sources, originals, stream.changes, strict=True)
     ]
 
 
@@ -226,7 +226,9 @@ def curve_chart(view: CurvesView) -> Markup:
     """Draw values over the tokens of the text."""
     xs = range(1, len(view.tokens) + 1)
     series = [Series(name, xs, values) for name, values in view.curves]
-    return line_chart(series, x="token", y=view.unit, smooth=False, least_span=LEAST_SPAN)
+    return line_chart(
+        series, x="token", y=view.unit, names=view.tokens, smooth=False, least_span=LEAST_SPAN
+    )
 
 
 def parameter_chart(costs: Sequence[CostView]) -> Markup:

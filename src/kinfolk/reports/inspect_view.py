@@ -22,6 +22,8 @@ class StreamView:
     labels: Sequence[str | None]  # the token that is predicted here; None: nothing is
     label_ids: Sequence[int | None]
     label_sources: Sequence[int | None]
+    # Of a discriminator, whose labels are no tokens: the tokens that samples stand for.
+    originals: Sequence[int | None] = ()
     # Other integers of a token by their names: position_ids, token_type_ids, order ...
     integers: Mapping[str, Sequence[int]]
     starts: Sequence[int] = ()  # the first token of each later segment or document

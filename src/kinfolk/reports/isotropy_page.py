@@ -9,6 +9,7 @@ from kinfolk.reports import page
 from kinfolk.reports.charts import IntervalRow, Series, interval_chart, line_chart
 
 Interval = tuple[float, float, float]  # value, low and high
+ROUNDING = 1e-10  # of the variance: float32 vectors have no smaller share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +54,15 @@ def layer_chart(
 
 
 def spectrum_chart(layers: Sequence[tuple[str, Sequence[float]]]) -> Markup:
-    """Draw the shares of variance of the principal components of the first and the last layers."""
+    """Draw the shares of variance of the principal components of the first and the last layers.
+
+    Those of rounding alone, where a layer norm leaves a direction without variance, are left out.
+    """
     shown = layers if len(layers) <= 4 else [layers[0], *layers[-3:]]
-    series = [
-        Series(name, range(1, len(shares) + 1), shares, n) for n, (name, shares) in enumerate(shown)
-    ]
+    series = []
+    for n, (name, shares) in enumerate(shown):
+        known = [(x, share) for x, share in enumerate(shares, start=1) if share > ROUNDING]
+        series.append(Series(name, [x for x, _ in known], [share for _, share in known], n))
     return line_chart(
         series, x="principal component", y="share of variance", smooth=False, log_y=True, digits=4
     )

@@ -58,6 +58,8 @@ window.kinfolk.builders = (() => {
   // A step without decimals; a learning rate with those it has.
   const whole = (value) => (value !== 0 && Math.abs(value) < 1 ? compact(value) : fixed(Math.round(value * 1e4) / 1e4, 0));
 
+  const place = (spec, x) => `${spec.x} ${whole(x)}${spec.names.length ? `: ${spec.names[x - 1]}` : ""}`;
+
   const valueAt = (series, x, digits) => {
     const [at, value] = nearest(series.points, x);
     const bounds = series.band.find(([place, low, high]) => place === at && low !== null && high !== null);
@@ -155,7 +157,7 @@ window.kinfolk.builders = (() => {
         },
         // Highest first, as the curves are.
         tip: (at) => ({
-          title: `${spec.x} ${whole(nearest(shown.flatMap((each) => each.points), x.from(at))[0])}`,
+          title: place(spec, nearest(shown.flatMap((each) => each.points), x.from(at))[0]),
           rows: [
             ...shown.filter((each) => each.points.length).sort((a, b) => nearest(b.points, x.from(at))[1] - nearest(a.points, x.from(at))[1]).map((each) => ({ name: each.name, color: shade(each, ink), value: valueAt(each, x.from(at), spec.digits) })),
             ...visible(spec.lines, state).map((each) => ({ name: each.name, value: fixed(each.value, spec.digits) })),

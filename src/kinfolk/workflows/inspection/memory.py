@@ -1,6 +1,6 @@
 """The activations that a training step keeps for its backward pass, counted without running it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs
 from kinfolk.families.electra import Electra
+from kinfolk.families.elmo import ELMo
 from kinfolk.nn.attention import Attention, CrossAttention, MaskedSdpa
+from kinfolk.nn.characters import CharacterEmbedding
 from kinfolk.nn.language_model import EncoderDecoder, LanguageModel
 from kinfolk.nn.relative_attention import RelativeAttention
 
@@ -93,7 +95,13 @@ def activation_bytes(model: LanguageModel, length: int) -> int:
     """
     layers = [part for part in model.modules() if isinstance(part, nn.LSTM)]
     if layers:
-        return 4 * length * sum(map(lstm_values, layers))
+        reads = 2 if isinstance(model, ELMo) else 1  # both language models read the words
+        words = sum(
+            character_bytes(part, length)
+            for part in model.modules()
+            if isinstance(part, CharacterEmbedding)
+        )
+        return reads * words + 4 * length * sum(map(lstm_values, layers))
     ids = torch.zeros(1, length, dtype=torch.int64, device="meta")
     encoder = Inputs.from_ids(ids, causal=False) if isinstance(model, EncoderDecoder) else None
     inputs = Inputs.from_ids(ids, causal=model.architecture != "encoder", encoder_inputs=encoder)
@@ -108,9 +116,32 @@ def lstm_values(layer: nn.LSTM) -> int:
     )
 
 
+def character_bytes(embedding: CharacterEmbedding, words: int) -> int:
+    """Return the bytes that the character CNN keeps of different words, on the meta device."""
+    characters = embedding.table.new_empty((words, embedding.table.shape[1]), dtype=torch.int64)
+    return kept_bytes(embedding.cnn, lambda: [embedding.cnn(characters)])
+
+
 def saved_bytes(model: LanguageModel, inputs: Inputs) -> int:
     """Return the bytes of all tensors that a forward pass saves, parameters left out."""
-    weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
+
+    def run() -> list[Tensor]:
+        outputs = [model(inputs).hidden]
+        if isinstance(model, Electra):
+            outputs.append(model.forward_lm(inputs).hidden)
+        return outputs
+
+    training = model.training
+    model.train()
+    with fused_attention(model):
+        found = kept_bytes(model, run)
+    model.train(training)
+    return found
+
+
+def kept_bytes(module: nn.Module, run: Callable[[], Sequence[Tensor]]) -> int:
+    """Return the bytes of all tensors that a forward pass of a module saves, but its parameters."""
+    weights = {weight.untyped_storage()._cdata for weight in module.parameters()}
     kept: dict[int, tuple[int, Tensor]] = {}
 
     def keep(saved: Tensor) -> Tensor:
@@ -119,11 +150,6 @@ def saved_bytes(model: LanguageModel, inputs: Inputs) -> int:
             kept[storage._cdata] = storage.nbytes(), saved  # held, so that no number is used twice
         return saved
 
-    training = model.training
-    model.train()
-    with fused_attention(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        outputs = [model(inputs).hidden]
-        if isinstance(model, Electra):
-            outputs.append(model.forward_lm(inputs).hidden)
-    model.train(training)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        _outputs = run()  # held until all is counted
     return sum(size for size, _ in kept.values())

@@ -112,8 +112,8 @@ def replaced_views(found: Inspection, tokens: Sequence[str]) -> Iterator[TokenVa
     if "replaced_probabilities" in found.arrays:
         yield TokenValuesView(
             title="Probability that a token was replaced, by the discriminator",
-            hint="It reads the text as it is, in which no token was replaced. Darker tokens are "
-            "those that it takes for samples of the generator.",
+            hint="It reads the text as it is, in which no token was replaced. The bluer a token, "
+            "the more it takes it for a sample of the generator.",
             tokens=tokens,
             values=found["replaced_probabilities"].tolist(),
         )

@@ -34,7 +34,10 @@ from kinfolk.workflows.inspection.notes import (
     position_notes,
 )
 
-NSP_LABELS = ("0, the second text follows the first", "1, the second text is from elsewhere")
+NSP_LABELS = (
+    "0, the second text follows the first",
+    "1, the second text is from elsewhere, in place of what follows",
+)
 SOP_LABELS = ("0, both texts are in order", "1, both texts were swapped")
 
 
@@ -198,6 +201,7 @@ def discriminator_stream(
         labels=["replaced" if new else "original" for new in replaced],
         label_ids=[int(new) for new in replaced],
         label_sources=[None] * length,
+        originals=generator.label_sources,
     )
 
 

@@ -1,13 +1,15 @@
-"""Which hidden states become the vector of a text, as users write it; checked without a model."""
+"""Which hidden states become the vector of a text, as users write it; checked without torch."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Literal
 
 from kinfolk.errors import UserError
 
 VectorPooling = Literal["mean", "cls", "last", "max"]
 POOLINGS: tuple[VectorPooling, ...] = ("mean", "cls", "last", "max")
+TRANSFORM_SETTINGS = "transform.json"  # in the folder of a saved transform
 Layers = str | int | Sequence[int]  # "last", "all", "1,-1", or numbers
 
 
@@ -50,3 +52,9 @@ def layer_number(word: object) -> int | None:
     if isinstance(word, str) and word.strip().lstrip("-").isdecimal():
         return int(word)
     return int(word) if isinstance(word, Integral) else None
+
+
+def check_saved_transform(folder: Path) -> None:
+    """Refuse a folder that holds no saved transform."""
+    if not (folder / TRANSFORM_SETTINGS).is_file():
+        raise UserError(f"{folder} is no saved transform: it has no {TRANSFORM_SETTINGS}")

@@ -26,8 +26,9 @@ from kinfolk.nn.vector_transforms import (
     VectorTransform,
     Whitening,
 )
+from kinfolk.workflows.vectors.choices import TRANSFORM_SETTINGS, check_saved_transform
 
-SETTINGS, TENSORS = "transform.json", "transform.safetensors"
+SETTINGS, TENSORS = TRANSFORM_SETTINGS, "transform.safetensors"
 REFERENCE = "model.reference"  # the tensor of a ModelReference
 REFERENCE_TOLERANCE = 0.01  # of the norm; devices and precisions differ by less
 KINDS: dict[str, type[VectorTransform]] = {
@@ -216,8 +217,7 @@ class VectorTransforms:
     def load(cls, path: Path | str) -> "VectorTransforms":
         """Read a folder that `save` wrote."""
         folder = Path(path)
-        if not (folder / SETTINGS).is_file():
-            raise UserError(f"{folder} is no saved transform: it has no {SETTINGS}")
+        check_saved_transform(folder)
         try:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
             tensors = load_file(folder / TENSORS)
