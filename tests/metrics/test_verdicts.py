@@ -15,6 +15,7 @@ from kinfolk.metrics.comparison import (
     Difference,
     Interval,
     compare_all,
+    outlying_seeds,
     summarize,
 )
 from kinfolk.metrics.metric import Metric, Statistics, with_counts
@@ -346,3 +347,33 @@ def test_units_of_metrics() -> None:
     assert unit_of(BLEU) == ("points", 1)
     assert unit_of(BITS_PER_BYTE) == ("bits per byte", 1)
     assert unit_of(Perplexity()) == ("perplexity", 1)
+
+
+def interval(*scores: float) -> Interval:
+    return Interval(float(np.mean(scores)), 0.0, 1.0, scores)
+
+
+def test_an_entrant_whose_seeds_collapse_is_named_where_nothing_is_shown() -> None:
+    steady = [(0.69, 0.70, 0.705), (0.68, 0.69, 0.695), (0.70, 0.71, 0.70), (0.64, 0.63, 0.65)]
+    intervals = {f"e{n}": interval(*scores) for n, scores in enumerate(steady)}
+    intervals |= {"bad": interval(0.52, 0.64, 0.635), "tfidf": interval(0.79)}
+    pairs = [Difference("e0", "bad", 0.1, -0.3, 0.5, 1.0, False, 3, False)]
+    told = verdict_sentences("sst2", "points", intervals, pairs, 3, baselines=["tfidf"])
+    (sentence,) = [s for s in told if s.startswith("the seeds of ")]
+    assert sentence.startswith("the seeds of bad are 52.0 to 64.0 points on sst2, 9 times as far")
+    assert sentence.endswith("and so would a comparison without bad")
+    # Not where all is shown, nor where seeds vary alike, nor with two entrants.
+    shown = [replace(pairs[0], shown=True, low=0.05)]
+    for others, differences in (
+        (intervals, shown),
+        (intervals | {"bad": interval(0.63, 0.64, 0.65)}, pairs),
+        ({name: intervals[name] for name in ("e0", "bad")}, pairs),
+    ):
+        told = verdict_sentences("sst2", "points", others, differences, 3)
+        assert not any(s.startswith("the seeds of ") for s in told)
+
+
+def test_few_tables_of_equal_variance_have_an_outlying_one() -> None:
+    rng = np.random.default_rng(0)
+    tables = [{str(n): interval(*rng.normal(size=3)) for n in range(6)} for _ in range(2000)]
+    assert sum(outlying_seeds(table) is not None for table in tables) < 0.015 * len(tables)

@@ -26,6 +26,7 @@ from kinfolk.metrics.text import BitsPerByte
 BITS_PER_BYTE = BitsPerByte()
 ROUNDING = 1e-12  # relative error of sums in another order
 SMALLEST_P, BISECTIONS = 1e-12, 30  # of the search for a p-value
+OUTLYING_RATE = 0.01  # of tables of equal variance in which some variance is called outlying
 RESAMPLES_AT_ONCE = 100  # their counts of rows are in memory together
 
 FloatArray = NDArray[np.float64]
@@ -168,6 +169,26 @@ def compare_all(
     return [
         _difference(metric, first, second, samples, pooled, len(pairs)) for first, second in pairs
     ]
+
+
+def outlying_seeds(intervals: Mapping[str, Interval]) -> tuple[str, float] | None:
+    """Return the entrant whose seeds vary more than chance explains beside those of the others.
+
+    With it, how many times as much, in standard deviations. By Cochran's test of one outlying
+    variance, which needs three entrants with several seeds.
+    """
+    from scipy.special import fdtri  # quantiles of the F distribution
+
+    variances = {name: i.spread**2 for name, i in intervals.items() if len(i.scores) > 1}
+    if len(variances) < 3:
+        return None
+    most = max(variances, key=variances.__getitem__)
+    rest = float(np.mean([value for name, value in variances.items() if name != most]))
+    count, df = len(variances), min(len(intervals[name].scores) for name in variances) - 1
+    critical = fdtri(df, (count - 1) * df, 1 - OUTLYING_RATE / count)
+    if not rest or variances[most] / rest < critical:
+        return None
+    return most, math.sqrt(variances[most] / rest)
 
 
 def _samples(

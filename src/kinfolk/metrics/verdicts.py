@@ -6,7 +6,7 @@ An entrant is ahead of another only where the interval of their difference exclu
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kinfolk.metrics.comparison import Difference, Interval
+from kinfolk.metrics.comparison import Difference, Interval, outlying_seeds
 from kinfolk.metrics.metric import Metric
 from kinfolk.metrics.text import BitsPerByte
 
@@ -126,11 +126,29 @@ def verdict_sentences(
     wording = _Wording(where, unit, factor, means, seeds, baselines)
     entrants = [d for d in differences if d.first not in baselines and d.second not in baselines]
     sentences = ahead_sentences(wording, entrants) + tie_sentences(wording, entrants)
+    if any(not d.shown for d in differences):
+        sentences += outlying_sentences(
+            wording, {name: i for name, i in intervals.items() if name not in baselines}
+        )
     for baseline in baselines:
         sentences += baseline_sentences(
             wording, baseline, [d for d in differences if baseline in (d.first, d.second)]
         )
     return sentences
+
+
+def outlying_sentences(wording: _Wording, intervals: Mapping[str, Interval]) -> list[str]:
+    """Return why intervals are wide, where the seeds of one entrant are much farther apart."""
+    found = outlying_seeds(intervals)
+    if found is None:
+        return []
+    name, times = found
+    low, high = wording.numbers(min(intervals[name].scores), max(intervals[name].scores))
+    return [
+        f"the seeds of {name} are {low} to {high} {wording.unit} on {wording.where}, {times:.0f} "
+        "times as far apart as those of the others, which widens all intervals here: more seeds "
+        f"make them narrower, and so would a comparison without {name}"
+    ]
 
 
 def headline_sentences(
