@@ -10,7 +10,7 @@ import pytest
 
 from kinfolk.families import families
 from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, summary
-from kinfolk.reports.race_charts import OBJECTIVE_TITLES, outlying_baselines
+from kinfolk.reports.race_charts import OBJECTIVE_TITLES, outlying_baselines, tradeoff
 from kinfolk.reports.race_page import render
 from kinfolk.reports.race_tables import byte_count, pair_rows, score_part
 from kinfolk.reports.race_view import (
@@ -603,3 +603,15 @@ def test_the_seconds_that_runs_took_are_beside_their_budget() -> None:
 def test_every_objective_that_learns_has_a_title_in_words() -> None:
     names = {name for family in families().values() for name in family.objectives}
     assert {*OBJECTIVE_TITLES} == names
+
+
+def test_a_score_that_one_entrant_has_is_not_the_first_that_is_drawn_against_cost() -> None:
+    found = race(["a=gpt2/tiny", "b=gpt2/tiny", "bert/tiny"], tasks=["triage.tsv"])
+    assert [part.label for part in scores_of(found)] == ["held-out text", "triage.tsv"]
+    del found["entrants"][1]["cost"]["flops"]  # the likelihood of one entrant has a dot
+    assert [part.label for part in scores_of(found)] == ["triage.tsv", "held-out text"]
+    assert [part.shown for part in scores_of(found)] == [True, False]
+
+
+def scores_of(found: dict[str, Any]) -> Any:
+    return tradeoff(found, race_entrants(found))["scores"]

@@ -250,6 +250,9 @@ def tradeoff(race: Json, entrants: Entrants) -> dict[str, Any]:
         if any(sum(row.name in found for row in table[2]) > 1 for found in costs.values())
     }
     cost_parts = choices([*costs], titles)
+    shown = next(iter(costs.values()), {})  # what a single dot is drawn against says nothing
+    single = {key for key, (_, _, rows) in tables.items() if sum(r.name in shown for r in rows) < 2}
+    tables = {key: tables[key] for key in sorted(tables, key=lambda key: key in single)}
     score_parts = choices([*tables], {key: table[0] for key, table in tables.items()})
     own = [one for one in running if not one.get("baseline")]
     parts = [
