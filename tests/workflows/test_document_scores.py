@@ -38,7 +38,7 @@ def fresh(family: str, corpus: Path) -> TextEvaluation:
         objective=plan.objective,
         scoring=scoring_objective(model, plan.objective),
         documents=held_out,
-        bytes=held_out.bytes,
+        sizes=np.array([held_out.bytes]),
         tokenizer=held_out.tokenizer(),
         length=None,
     )
@@ -79,7 +79,7 @@ def test_pairs_are_scored_by_their_targets(home: Home) -> None:
     evaluation = fresh("transformer", home.corpus)
     pairs = halves(evaluation.documents)
     scoring = scoring_objective(evaluation.model, plan.objective)
-    evaluation = replace(evaluation, scoring=scoring, documents=pairs, bytes=1000)
+    evaluation = replace(evaluation, scoring=scoring, documents=pairs, sizes=np.array([1000]))
     scores, documents = evaluation.likelihood(4), evaluation.document_scores(4)
     assert len(documents) == len(pairs.starts) - 1
     assert np.sum(documents, axis=0) == pytest.approx([scores.nats, 1000], rel=1e-6)

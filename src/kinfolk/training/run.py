@@ -125,7 +125,7 @@ class Run:
         newest = checkpoint.latest_valid(folder)
         state = {} if newest is None else checkpoint.load_training_state(newest)
         if state.get("finished") and all((folder / name).is_file() for name in kind.results):
-            longer = kind.longer if recipe.train.minutes is None else "more --minutes"
+            longer = "more --minutes" if (folder / DECISIONS).is_file() else kind.longer
             raise UserError(
                 f"run {folder} is complete ({state['step']} steps): start a new run with "
                 f"{longer} to train longer, or one that continues from {folder}"
