@@ -113,7 +113,7 @@ def test_a_loss_above_the_unigram_entropy_that_falls_needs_more_steps(has_eval_d
     assert "halve train.lr" in watch.alarms[0].message
 
 
-def test_the_end_names_the_baseline_that_was_not_passed() -> None:
+def test_the_end_says_that_the_unigram_entropy_was_not_passed() -> None:
     def end(loss: float) -> list[str]:
         baselines = [unigram(6.0), LossBaseline("3-gram", lambda: 4.0)]
         watch = Watched(baselines=baselines, has_eval_data=True)
@@ -126,8 +126,7 @@ def test_the_end_names_the_baseline_that_was_not_passed() -> None:
         "not below unigram after the last step: held-out loss 6.500, unigram 6.000: the model "
         "reads no context yet; train longer, or with a higher train.lr (now 0.001)"
     ]
-    assert end(5.0) == ["not below 3-gram after the last step: held-out loss 5.000, 3-gram 4.000"]
-    assert end(3.0) == []
+    assert end(5.0) == end(3.0) == []  # a masked LM cannot be compared with 3-grams
     nothing = Watched(baselines=[unigram(6.0)], has_eval_data=True)
     nothing.finish()
     assert nothing.messages == []

@@ -156,12 +156,12 @@ class Watch:
                 self._raise(cause, step, message)
 
     def finish(self) -> None:
-        """Say which baseline the run has not passed, after its last step."""
-        if self._compared is None or self.baseline is None:
+        """Say after the last step that the loss is not below the unigram entropy, if it is not."""
+        if self._compared is None or self.baseline is None or self.baseline[1] != self.unigram:
             return
         name, value = self.baseline
         advice = ""
-        if value == self.unigram and "unigram" not in self.raised:
+        if "unigram" not in self.raised:
             advice = f": the model reads no context yet; {self._longer}"
         self.on_message(
             f"not below {name} after the last step: {self._kind} loss {self._compared:.3f}, "
