@@ -804,8 +804,68 @@ def check(
     In float64: T5's fresh weights turn float32's rounding into half a percent of the gradient. At
     base size on a CPU the two then differ by 2e-8 of the gradient, the rounding of the peer's norm,
     and by 2e-15 without it.
+
+    Where they differ on a GPU, both do it on the CPU too (`does_same_work`).
     """
-    device = next(model.parameters()).device
+    device, cpu = next(model.parameters()).device, torch.device("cpu")
+    found = both_sides(work, model, peer, objective, rows, device)
+    on_cpu = None
+    if not found.agrees() and device != cpu:
+        on_cpu = both_sides(work, model.to(cpu), peer.to(cpu), objective, rows, cpu)
+        model.to(device)
+        peer.to(device)
+        print(f"{work.name}: on {device} {found}, on the CPU {on_cpu}", file=sys.stderr)
+    if not does_same_work(found, on_cpu):
+        raise SystemExit(
+            f"{work.name}: the two sides do not compute the same: "
+            f"loss {found.loss}, norm {found.grad_norm}"
+        )
+    streams = streams_of(objective.collate([[t.example for t in row] for row in rows]).inputs)
+    filled = sum(map(occupied, streams)) / sum(s.input_ids.numel() for s in streams)
+    tokens = sum(t.tokens for row in rows for t in row)
+    return Checked(found.loss, found.grad_norm, found.flops * filled / tokens)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The loss and the norm of the gradient of both sides, [kinfolk, peer], and kinfolk's FLOPs."""
+
+    loss: list[float]
+    grad_norm: list[float]
+    flops: float
+
+    def agrees(self) -> bool:
+        """Return whether the two sides computed the same."""
+        return (
+            abs(self.loss[0] - self.loss[1]) <= 1e-3
+            and abs(self.grad_norm[0] / self.grad_norm[1] - 1) <= 1e-3
+        )
+
+
+def does_same_work(found: Pass, on_cpu: Pass | None) -> bool:
+    """Return whether both sides do the same work.
+
+    Where they differ on a GPU, they must agree on the CPU, and kinfolk must compute in float64 on
+    the GPU what it does on the CPU: then it is the peer that rounds on the GPU.
+    """
+    if found.agrees() or on_cpu is None:
+        return found.agrees()
+    (loss, cpu_loss), (norm, cpu_norm) = (
+        (here[0], there[0])
+        for here, there in ((found.loss, on_cpu.loss), (found.grad_norm, on_cpu.grad_norm))
+    )
+    return on_cpu.agrees() and abs(loss - cpu_loss) <= 1e-6 and abs(norm / cpu_norm - 1) <= 1e-6
+
+
+def both_sides(
+    work: Work,
+    model: nn.Module,
+    peer: Any,
+    objective: Any,
+    rows: Sequence[Sequence[Text]],
+    device: torch.device,
+) -> Pass:
+    """Return what both sides compute of the same texts on a device, where their weights are."""
     texts = [t for row in rows for t in row]
     for side in {model, peer}:
         side.to(work.exact)
@@ -828,13 +888,7 @@ def check(
     norms.append(norm(peer))
     for side in {model, peer}:
         side.float()
-    if abs(losses[0] - losses[1]) > 1e-3 or abs(norms[0] / norms[1] - 1) > 1e-3:
-        raise SystemExit(
-            f"{work.name}: the two sides do not compute the same: loss {losses}, norm {norms}"
-        )
-    slots = sum(s.input_ids.numel() for s in streams_of(batch.inputs))
-    filled = sum(map(occupied, streams_of(batch.inputs))) / slots
-    return Checked(losses, norms, flops * filled / sum(t.tokens for t in texts))
+    return Pass(losses, norms, flops)
 
 
 @torch.no_grad()

@@ -291,6 +291,18 @@ def test_networks_that_differ_are_not_timed_and_the_others_are(
     assert "glm" in found and "gpt2" not in found
 
 
+def test_rounding_of_the_peer_on_a_gpu_is_told_from_other_work(training: ModuleType) -> None:
+    exact = training.Pass([2.0, 2.0], [5.0, 5.0], 1.0)
+    rounds = training.Pass([2.0, 2.0001], [5.0, 5.006], 1.0)
+    assert training.does_same_work(exact, None)
+    assert not training.does_same_work(rounds, None)
+    assert training.does_same_work(rounds, exact)
+    assert not training.does_same_work(rounds, rounds)
+    kinfolk_differs = training.Pass([2.0, 2.0], [5.006, 5.0], 1.0)
+    assert not training.does_same_work(kinfolk_differs, exact)
+    assert not training.does_same_work(training.Pass([2.1, 2.0], [5.0, 5.0], 1.0), exact)
+
+
 @pytest.fixture(scope="module")
 def preparing() -> ModuleType:
     """Open the other benchmark as a module."""
