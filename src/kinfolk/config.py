@@ -24,6 +24,7 @@ from kinfolk.synonyms import OTHER_WAYS, SAME_VALUES, SYNONYMS
 
 T = TypeVar("T")
 MAX_SHOWN = 200  # characters of a wrong value in a sentence
+REMOTE = 2**18  # an upper bound from here on only guards against absurd sizes
 LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
 
@@ -370,8 +371,9 @@ class FieldInfo:
 
     @property
     def rule(self) -> str:
-        """The type and the range in words."""
-        return f"{_words(self.hint)}, {_range(self.bounds)}" if self.bounds else _words(self.hint)
+        """The type and the range in words, without an upper bound that nobody reaches."""
+        bounds = {k: b for k, b in self.bounds.items() if k not in ("le", "lt") or b < REMOTE}
+        return f"{_words(self.hint)}, {_range(bounds)}" if bounds else _words(self.hint)
 
     def check(self, value: Any, label: str, text: str = "") -> None:
         """Refuse a value of another type or out of range.
