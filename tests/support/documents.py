@@ -84,7 +84,7 @@ NOT_RUN = {
     "hf download": "needs a network",
     "python benchmarks/": "takes minutes; tests/test_benchmarks.py runs some in small",
     "python -m kinfolk.families": "writes into the source",
-    "python tools/reference.py --write": "writes into the documentation; tests/test_reference.py makes the pages",
+    "python tools/reference.py --write": "tests/test_reference.py makes the pages",
     "python -m tests.measures": "tests/test_house.py calls it",
     "kinfolk prepare notes/ --engine ray": "starts Ray; tests/cli/test_prepare_on_ray.py does",
     "kinfolk pretrain gpt2/tiny --logger": "needs packages; tests/workflows/test_loggers.py does",
