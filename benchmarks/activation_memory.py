@@ -18,6 +18,7 @@ is what a step allocates, without weights and optimizer states, in float32.
 import argparse
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 from kinfolk.batch import Batch
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import PackedDataset
+from kinfolk.errors import UserError
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.objectives.clm import CLM
 from kinfolk.text.tokenizer import SpecialTokens
@@ -40,6 +42,7 @@ from kinfolk.training.distributed import Processes
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.sharding import Shards
 from kinfolk.training.step import Learner, TrainStep
+from kinfolk.training.workload import select_device
 
 SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=2, cls=2, sep=2, mask=1)
 # Layers, hidden size, heads: those of the published models, and one for tests.
@@ -188,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="measure compiled layers, too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    select_device(options.device)
     batches = make_batches(options)
     found: list[Figures] = []
     for variant in (*VARIANTS, *([COMPILED] if options.compile else [])):
@@ -210,4 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

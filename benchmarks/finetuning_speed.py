@@ -20,6 +20,7 @@ speeds are medians over the rounds, ratios medians of the ratios to `transformer
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from kinfolk import hub
 from kinfolk.data.examples import Example
+from kinfolk.errors import UserError
 from kinfolk.families import families
 from kinfolk.tasks.formulations.base import Instance
 from kinfolk.tasks.formulations.choose import model_config
@@ -46,6 +48,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.loader import data_loader
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep
+from kinfolk.training.workload import select_device
 
 CLS, SEP, ORDINARY = 1, 2, 3
 ROUNDS = 5  # at least
@@ -291,6 +294,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Print a table, a row for each size."""
     options = parse()
+    select_device(options.device)
     found = []
     for size in options.sizes.split(","):
         found.append(run_size(size, options))
@@ -311,4 +315,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

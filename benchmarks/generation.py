@@ -31,6 +31,7 @@ which both find the same token likeliest.
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ import transformers
 
 from kinfolk import hub
 from kinfolk.data.documents import read_documents
+from kinfolk.errors import UserError
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.t5 import T5Config
 from kinfolk.generation.config import GREEDY, GenerationConfig
@@ -51,6 +53,7 @@ from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.generate import generate_sequences
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.evaluation import score_documents
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.evaluate import encode_documents, scoring_objective, training_objective
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load, logits
@@ -291,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--model", type=Path, help="a saved model: what int8 costs it")
     parser.add_argument("--text", type=Path)
     args = parser.parse_args(arguments)
+    select_device(args.device)
     if args.model is not None:
         found: dict[str, Any] = {"quality": quality(args.model, args.text)}
         print(json.dumps(found))
@@ -308,4 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

@@ -22,6 +22,7 @@ out, and named.
 import argparse
 import json
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ import torch
 
 from kinfolk.errors import UserError
 from kinfolk.training.device_specs import DEVICES
+from kinfolk.training.workload import select_device
 from kinfolk.workflows.planning.check import StepCheck, check_plan
 from kinfolk.workflows.planning.plan import planned_step
 
@@ -101,6 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", help="one network: gpt2/base")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
+    select_device(given.device)
     cuda = given.device != "cpu"
     peak = peak_speed(torch.cuda.get_device_name()) if cuda else None
     rows, left_out = [], []
@@ -142,4 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

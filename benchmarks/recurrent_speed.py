@@ -19,6 +19,7 @@ The last table has the operations that the host launches in a step of each.
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset
+from kinfolk.errors import UserError
 from kinfolk.families.elmo import FAMILY as ELMO
 from kinfolk.families.elmo import ELMo, ELMoConfig
 from kinfolk.families.ulmfit import PUBLISHED, ULMFiTConfig
@@ -48,6 +50,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.loader import WithTexts, data_loader
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep
+from kinfolk.training.workload import select_device
 
 SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=3, cls=2, sep=3, mask=1)
 DOCUMENT = 300  # tokens of a document where rows are packed
@@ -474,6 +477,7 @@ def print_profile(found: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     options = parse()
+    select_device(options.device)
     precisions = [options.precision] if options.precision else ["float32"]
     if not options.precision and options.device == "cuda":
         precisions.append("bfloat16")
@@ -503,4 +507,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kinfolk.errors import UserError
+
 MODELS = ("gpt2/base", "bert/base", "t5/base")
 HEAD = (
     "model",
@@ -116,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--setting", nargs="+", default=[], help="of every run: train.seed=1")
     parser.add_argument("--out", type=Path, help="lines of JSON")
     options = parser.parse_args(arguments)
+    from kinfolk.training.workload import select_device
+
+    select_device(options.device)
     print(row(HEAD))
     print(row(["---"] * 2 + ["---:"] * 5), flush=True)
     for compiling in options.compile:
@@ -130,4 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

@@ -45,6 +45,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from kinfolk.errors import UserError
+
 OBJECTIVES = {
     "gpt2": "clm", "bert": "mlm", "t5": "spans", "glm": "blanks", "xlnet": "permutation",
     "electra": "rtd", "albert": "mlm", "roberta": "mlm", "transformer_xl": "stream",
@@ -330,7 +332,9 @@ def main(argv: list[str]) -> None:
     """Search, run the best with other seeds, time their steps, print a table."""
     options = parse(argv)
     from kinfolk.families import family
+    from kinfolk.training.workload import select_device
 
+    select_device(options.device)
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     deadlines = {}
@@ -504,4 +508,7 @@ def plot(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(str(error))

@@ -291,6 +291,32 @@ def test_networks_that_differ_are_not_timed_and_the_others_are(
     assert "glm" in found and "gpt2" not in found
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the benchmarks would run")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "activation_memory",
+        "finetuning_speed",
+        "generation",
+        "plan_check",
+        "recurrent_speed",
+        "scaling -o out",
+        "start --corpus corpus",
+        "time_to_quality --corpus corpus -o out",
+        "training",
+    ],
+)
+def test_a_device_that_is_missing_is_told_in_a_sentence(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *options = command.split()
+    monkeypatch.setattr(sys, "argv", [name, *options, "--device", "cuda"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FILE.with_name(f"{name}.py")), run_name="__main__")
+    said = f"{ended.value} {capsys.readouterr().err}"
+    assert "use --device cpu" in said and "Traceback" not in said
+
+
 def test_rounding_of_the_peer_on_a_gpu_is_told_from_other_work(training: ModuleType) -> None:
     exact = training.Pass([2.0, 2.0], [5.0, 5.0], 1.0)
     rounds = training.Pass([2.0, 2.0001], [5.0, 5.006], 1.0)
