@@ -311,6 +311,8 @@ def test_a_device_that_is_missing_is_told_in_a_sentence(
 ) -> None:
     name, *options = command.split()
     monkeypatch.setattr(sys, "argv", [name, *options, "--device", "cuda"])
+    monkeypatch.syspath_prepend(FILE.parent)  # as Python does for a script
+    monkeypatch.delitem(sys.modules, "training", raising=False)  # a folder of tests
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FILE.with_name(f"{name}.py")), run_name="__main__")
     said = f"{ended.value} {capsys.readouterr().err}"
