@@ -26,7 +26,6 @@ from kinfolk.data.documents import DocumentUnit
 from kinfolk.data.merge import merge_shards
 from kinfolk.data.prepare import (
     Files,
-    OnMessage,
     PrepareConfig,
     as_paths,
     check_vacant,
@@ -41,6 +40,7 @@ from kinfolk.files import lock_file, new_file
 from kinfolk.machine import available_cpus
 from kinfolk.text import Tokenizer
 from kinfolk.text.train import StageProgress
+from kinfolk.types import OnMessage
 from kinfolk.version import __version__
 
 PLAN = "plan.json"

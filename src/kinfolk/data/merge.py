@@ -31,7 +31,6 @@ from kinfolk.data.files import SkippedFile
 from kinfolk.data.prepare import (
     DROPPED_FILE,
     Files,
-    OnMessage,
     as_paths,
     check_disk_space,
     check_not_empty,
@@ -42,6 +41,7 @@ from kinfolk.data.prepare import (
 from kinfolk.data.shards import Candidate, FilePart, ShardRecord
 from kinfolk.errors import UserError
 from kinfolk.files import cached_sha256, new_folder
+from kinfolk.types import OnMessage
 
 Progress = Callable[[int, int], None]  # receives bytes of tokens so far, and those of all shards
 

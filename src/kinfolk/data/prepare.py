@@ -67,6 +67,7 @@ from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
 from kinfolk.text.tokenizer import language_tag
+from kinfolk.types import OnMessage
 
 # Bytes of text per byte of file, for prose.
 COMPRESSION_RATIO = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.5}
@@ -125,9 +126,6 @@ def disk_full_as_user_error(out: Path) -> Iterator[None]:
             f"the disk is full ({error}) before {out} is complete: free some space, or choose an "
             "-o on another disk"
         ) from error
-
-
-OnMessage = Callable[[str], None]  # receives messages for the user
 
 
 @dataclass

@@ -16,20 +16,18 @@ from itertools import combinations, islice
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL, resample
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.text import BitsPerByte
+from kinfolk.types import FloatArray
 
 BITS_PER_BYTE = BitsPerByte()
 ROUNDING = 1e-12  # relative error of sums in another order
 SMALLEST_P, BISECTIONS = 1e-12, 30  # of the search for a p-value
 OUTLYING_RATE = 0.01  # of tables of equal variance in which some variance is called outlying
 RESAMPLES_AT_ONCE = 100  # their counts of rows are in memory together
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

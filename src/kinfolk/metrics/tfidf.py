@@ -14,7 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from kinfolk.types import FloatArray
+
 # One character of a script without spaces, or a word.
 TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 MAX_WEIGHTS = 500_000  # features times classes: the features in the most texts are kept

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import DEFAULT_TEXT_FIELD, get_text, read_jsonl
 from kinfolk.data.files import JSON, content_suffix, decode_utf8, normalize_newlines, open_input
 from kinfolk.errors import UserError
 from kinfolk.metrics.diversity import DiversityScores, diversity_scores, perplexity
+from kinfolk.types import IntArray
 from kinfolk.workflows.baselines import document_nll, end_ids, ngram_of_corpus
 from kinfolk.workflows.recipe import CorpusShare
 

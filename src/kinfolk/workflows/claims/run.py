@@ -11,7 +11,7 @@ import json
 import math
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from kinfolk.files import new_file
 from kinfolk.reports.page import plural
 from kinfolk.reports.race_tables import byte_count
 from kinfolk.training.workload import select_device
+from kinfolk.types import OnMessage
 from kinfolk.workflows.claims.catalog import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
 from kinfolk.workflows.claims.files import (
     SETTINGS_FILE,
@@ -49,8 +50,6 @@ from kinfolk.workflows.comparison.pool import RaceCallback
 from kinfolk.workflows.folders import check_in_folder
 
 SHARED_OPTIONS = ("length", "batch_size", "train_rows", "test_rows", "task_steps", "max_tokens")
-
-OnMessage = Callable[[str], None]
 
 
 def run_claims(

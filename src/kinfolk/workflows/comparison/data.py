@@ -8,7 +8,7 @@ RACE/tasks/TASK/train-16-seed0.jsonl nested subsets of the training rows; dev-16
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -30,6 +30,7 @@ from kinfolk.tasks.formats.stored_rows import stored_rows, stored_rows_spec
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
 from kinfolk.text.train import ALL_SPECIAL_TOKENS
+from kinfolk.types import OnMessage
 from kinfolk.workflows.comparison.plan import ALL_LABELS, RaceOptions
 from kinfolk.workflows.folders import load_tokenizer
 
@@ -46,8 +47,6 @@ OWN_KINDS = {
     **dict.fromkeys(("bert", "electra", "glm", "cvt", "bilstm"), "wordpiece"),
     **dict.fromkeys(("t5", "albert", "xlnet"), "unigram"),
 }
-
-OnMessage = Callable[[str], None]
 
 
 # Text

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of
 from kinfolk.families.ngram import NGram
@@ -29,6 +29,7 @@ from kinfolk.metrics.diversity import DiversityScores, diversity_scores
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import derive_seed
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.types import IntArray
 from kinfolk.workflows.baselines import document_nll, end_ids, fit_ngram
 from kinfolk.workflows.comparison.plan import Plan, PlannedEntrant
 from kinfolk.workflows.folders import find_model_folder

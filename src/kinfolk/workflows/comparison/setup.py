@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -20,6 +20,7 @@ from kinfolk.families import family
 from kinfolk.reports.page import plural
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.workload import select_device
+from kinfolk.types import OnMessage
 from kinfolk.version import __version__
 from kinfolk.workflows.comparison.budget import (
     SEARCH_SHARE,
@@ -69,8 +70,6 @@ FEW_SEEDS = 2  # so many show almost nothing
 QUICK_SECONDS = 1.0  # of timing an entrant, where the budget is not in minutes
 # A second, for the first estimate of the time: of a thread, and of a process that shares a GPU.
 GUESSED_FLOPS, GUESSED_FLOPS_CUDA = 2e10, 5e12
-
-OnMessage = Callable[[str], None]
 
 
 def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMessage) -> Plan:

@@ -1,7 +1,7 @@
 """The recipe of a fine-tuning run: labelled files, settings, initial weights."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from kinfolk.workflows.folders import find_model_folder, load_tokenizer, model_o
 from kinfolk.workflows.load import load
 
 DROPOUT_FIELDS = ("dropout", "attention_dropout")
-OnMessage = Callable[[str], None]
 
 
 @config("finetune")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
@@ -33,7 +32,6 @@ DRAWS = 20
 MAX_OTHERS = 20  # prompts of other facts for each fact
 OPERATIONS: dict[Literal["suppress", "amplify"], float] = {"suppress": 0.0, "amplify": 2.0}
 Facts = Sequence[Fact | tuple[str | Sequence[str], str]] | Path | str
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
