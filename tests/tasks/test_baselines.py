@@ -85,7 +85,7 @@ def test_other_kinds_and_runs_without_dev_rows_have_no_baseline() -> None:
     assert fit_baselines(task, questions, questions).scores == {}
     train = texts(12)
     assert fit_baselines(task_of("classify", train), train, []).scores == {}
-    assert baseline_messages(task, baselines.Baselines(), questions, {"f1": 0.0}) == []
+    assert baseline_messages(task, baselines.TaskBaselines(), questions, {"f1": 0.0}) == []
 
 
 def test_long_files_are_drawn_from_and_this_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from kinfolk.data.dedup import (
 )
 from kinfolk.data.documents import (
     Document,
-    Progress,
     ReadOptions,
+    ReadProgress,
     progress_reporter,
     read_leniently,
 )
@@ -225,7 +225,7 @@ def audit(
     *,
     reading: ReadOptions = ReadOptions(),
     near: bool = True,
-    progress: Progress = lambda read, total: None,
+    progress: ReadProgress = lambda read, total: None,
 ) -> Audit:
     """Return the statistics of files and folders, which are read leniently.
 

@@ -43,14 +43,15 @@ from kinfolk.errors import UserError
 from kinfolk.files import cached_sha256, new_folder
 from kinfolk.types import OnMessage
 
-Progress = Callable[[int, int], None]  # receives bytes of tokens so far, and those of all shards
+# Receives bytes of tokens so far, and those of all shards.
+MergeProgress = Callable[[int, int], None]
 
 
 def merge_shards(
     shards: Files,
     out: Path | str,
     *,
-    progress: Progress = lambda done, total: None,
+    progress: MergeProgress = lambda done, total: None,
     on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
     """Join the shards of a corpus, in any order, to a corpus at `out`, and return it.
@@ -184,7 +185,7 @@ class _Merge:
         self,
         shards: Sequence[OpenShard],
         folder: Path,
-        progress: Progress,
+        progress: MergeProgress,
         on_message: OnMessage,
     ) -> None:
         self._shards, self._folder = shards, folder

@@ -39,8 +39,8 @@ from kinfolk.data.dedup import (
 from kinfolk.data.documents import (
     Document,
     DocumentUnit,
-    Progress,
     ReadOptions,
+    ReadProgress,
     progress_reporter,
     read_files,
     read_text_parts,
@@ -322,7 +322,7 @@ def prepare(
     decontaminate: Files = (),
     strict: bool = False,
     shard: str | None = None,
-    progress: Progress = lambda read, whole: None,
+    progress: ReadProgress = lambda read, whole: None,
     on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
     """Tokenize text files into a corpus at `out`, and return it.
@@ -483,7 +483,7 @@ class PrepareConfig:
         """Stream the documents of the files, or of the shard."""
         return read_files(list(self.files), self.options, named=self.named, parts=self.parts)
 
-    def reporters(self, progress: Progress) -> tuple[OnRead, OnRead]:
+    def reporters(self, progress: ReadProgress) -> tuple[OnRead, OnRead]:
         """Return functions that report what is read of the evaluation files and of the text.
 
         Evaluation files are read first, and are part of the bytes of all files.
@@ -527,7 +527,7 @@ def _write(
     work: PrepareConfig,
     part: PartialCorpus,
     workers: int,
-    progress: Progress,
+    progress: ReadProgress,
     on_message: OnMessage,
 ) -> None:
     """Write the documents that an earlier run has not written."""

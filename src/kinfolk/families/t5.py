@@ -105,7 +105,7 @@ def layer(c: T5Config, *, decoder: bool) -> TransformerLayer:
     )
 
 
-class Stack(nn.Module):
+class T5Stack(nn.Module):
     """Layers that share one relative position bias, a norm, and dropout at both ends."""
 
     def __init__(self, c: T5Config, *, decoder: bool) -> None:
@@ -151,8 +151,8 @@ class T5(EncoderDecoder):
         super().__init__()
         self.config = c
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
-        self.encoder = Stack(c, decoder=False)
-        self.decoder = Stack(c, decoder=True)
+        self.encoder = T5Stack(c, decoder=False)
+        self.decoder = T5Stack(c, decoder=True)
         self.lm_head = (
             None if c.tie_word_embeddings else TokenEmbedding(c.vocab_size, c.hidden_size)
         )

@@ -97,7 +97,7 @@ def layer(c: TransformerConfig, *, decoder: bool) -> TransformerLayer:
     )
 
 
-class Stack(nn.Module):
+class TransformerStack(nn.Module):
     """The layers of the encoder or the decoder."""
 
     def __init__(self, c: TransformerConfig, *, decoder: bool) -> None:
@@ -131,8 +131,8 @@ class Transformer(EncoderDecoder):
         self.first_position = c.first_position
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
         self.dropout = nn.Dropout(c.dropout)
-        self.encoder = Stack(c, decoder=False)
-        self.decoder = Stack(c, decoder=True)
+        self.encoder = TransformerStack(c, decoder=False)
+        self.decoder = TransformerStack(c, decoder=True)
         self.lm_bias = nn.Parameter(torch.zeros(c.vocab_size)) if c.lm_bias else None
         self.init_weights()
 

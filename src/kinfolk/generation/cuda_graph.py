@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
-from kinfolk.generation.decode import Decoder, Row, TokenStep, token_logprobs
+from kinfolk.generation.decode import Decoder, PromptOutput, TokenStep, token_logprobs
 from kinfolk.generation.logits_process import suppress
 from kinfolk.generation.sampling import sample_ids
 
@@ -167,7 +167,7 @@ def get_graph(decoder: Decoder) -> GraphedDecodeStep:
 
 
 def decode_with_graph(
-    decoder: Decoder, uniforms: Tensor, rows: Sequence[Row]
+    decoder: Decoder, uniforms: Tensor, rows: Sequence[PromptOutput]
 ) -> Iterator[list[TokenStep]]:
     """Continue after the first token of every output by one captured step."""
     tokens = max(decoder.max_new_tokens[prompt] for prompt, _ in rows)
@@ -191,7 +191,7 @@ def decode_with_graph(
 
 
 def _yield_chunk(
-    chunk: "TokenChunk", decoder: Decoder, rows: Sequence[Row], active: list[int]
+    chunk: "TokenChunk", decoder: Decoder, rows: Sequence[PromptOutput], active: list[int]
 ) -> Generator[list[TokenStep], None, list[int]]:
     """Yield the steps of a chunk and return the rows that continue."""
     for token, (ids, logprobs) in enumerate(chunk.columns(), start=chunk.start):

@@ -13,7 +13,7 @@ MIN_BAR_FRACTION = 0.001  # smaller ones are among the others
 
 
 @dataclass(frozen=True)
-class Card:
+class FigureCard:
     """A figure at the top of the page."""
 
     title: str
@@ -40,7 +40,7 @@ class AuditPage:
 
     title: str
     lead: str
-    cards: Sequence[Card]
+    cards: Sequence[FigureCard]
     findings: Sequence[str]
     lengths: Sequence[tuple[int, int]]  # [(64, 12), ...]: 12 documents of 64 to 127 characters
     shortest: int

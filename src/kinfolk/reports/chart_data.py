@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Points: TypeAlias = list[tuple[float, float]]
+Estimate: TypeAlias = tuple[float, float, float]  # value, low and high
 
 MAX_POINTS = 600  # of a curve
 TABLE_ROWS = 20  # of a table of curves

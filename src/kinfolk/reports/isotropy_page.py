@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports import page
+from kinfolk.reports.chart_data import Estimate
 from kinfolk.reports.charts import IntervalRow, Series, interval_chart, line_chart
 
-Interval = tuple[float, float, float]  # value, low and high
 ROUNDING = 1e-10  # of the variance: float32 vectors have no smaller share
 
 
@@ -19,12 +19,12 @@ class IsotropyPage:
     title: str
     layers: Sequence[int]
     measures: Mapping[str, Sequence[tuple[str, Sequence[float]]]]  # curves by layer of each
-    similarity: Sequence[Interval] = ()  # Spearman by layer
+    similarity: Sequence[Estimate] = ()  # Spearman by layer
     # Shares of variance by layer, of tokens and of texts.
     spectra: Mapping[str, Sequence[tuple[str, Sequence[float]]]]
     # Name, Spearman, difference to none, (cosine, IsoScore, uniformity), alignment.
     transforms: Sequence[
-        tuple[str, Interval, Interval | None, tuple[float, float, float], float]
+        tuple[str, Estimate, Estimate | None, tuple[float, float, float], float]
     ] = ()
     facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()

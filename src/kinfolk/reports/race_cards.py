@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 from kinfolk.reports.page import duration, plural
 from kinfolk.reports.race_tables import byte_count, short
-from kinfolk.reports.race_view import Entrant, Json, Lead, finite
+from kinfolk.reports.race_view import Json, Lead, PageEntrant, finite
 
 ROUNDING = 1e-9  # of a share
 
@@ -42,7 +42,7 @@ def summary(race: Json) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def emphasized(sentence: str, entrants: Mapping[str, Entrant]) -> Markup:
+def emphasized(sentence: str, entrants: Mapping[str, PageEntrant]) -> Markup:
     """Return a sentence with the names of entrants in their colors."""
     names = sorted(entrants, key=len, reverse=True)
     text = sentence if sentence.endswith(".") else f"{sentence}."
@@ -59,14 +59,14 @@ def emphasized(sentence: str, entrants: Mapping[str, Entrant]) -> Markup:
     return Markup().join(parts)
 
 
-def cards(race: Json, leads: Sequence[Lead], entrants: Mapping[str, Entrant]) -> list[Card]:
+def cards(race: Json, leads: Sequence[Lead], entrants: Mapping[str, PageEntrant]) -> list[Card]:
     """Return a card for every table with two scores or more, then those of the costs."""
     running = [one for one in race.get("entrants") or () if not one.get("left_out")]
     made = [lead_card(lead, entrants) for lead in leads]
     return [*made, *budget_card(race), *speed_card(running, entrants)]
 
 
-def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
+def lead_card(lead: Lead, entrants: Mapping[str, PageEntrant]) -> Card:
     """Say who leads a table; a single name only where it was shown to be ahead of all others."""
     best, scale = lead.best, lead.scale
     score = f"{scale.score(best.mean)} {scale.unit}"
@@ -90,7 +90,7 @@ def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
     return Card(lead.title, "Undecided", scale.metric, asides)
 
 
-def titled(name: str, entrants: Mapping[str, Entrant]) -> str:
+def titled(name: str, entrants: Mapping[str, PageEntrant]) -> str:
     """Return the name of an entrant, and that it is a baseline."""
     return f"the baseline {name}" if entrants[name].color is None else name
 
@@ -136,7 +136,7 @@ def measured_words(measured: Json) -> str:
     return f"The runs {did} {low} to {high}: {apart} of the budget apart."
 
 
-def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list[Card]:
+def speed_card(running: Sequence[Json], entrants: Mapping[str, PageEntrant]) -> list[Card]:
     """Say which entrant read the most tokens in a second, where all have the same tokens.
 
     Its slowest seed must be faster than the fastest of all others: a machine may be busy.

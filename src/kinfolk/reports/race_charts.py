@@ -16,12 +16,12 @@ from kinfolk.reports.charts import (
     line_chart,
     scatter,
 )
-from kinfolk.reports.race_tables import COSTS, Part, cost_value
+from kinfolk.reports.race_tables import COSTS, SwitchChoice, cost_value
 from kinfolk.reports.race_view import (
-    Entrant,
     Json,
-    Scale,
+    PageEntrant,
     ScoreRow,
+    ScoreScale,
     finite,
     label_counts,
     label_number,
@@ -30,7 +30,7 @@ from kinfolk.reports.race_view import (
     text_scale,
 )
 
-Entrants = Mapping[str, Entrant]
+Entrants = Mapping[str, PageEntrant]
 LEARNING_AXES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 OUTLIER_RANGES = 2  # a baseline is this many ranges of all entrants away from them
 HELD_OUT = "held-out text"
@@ -38,7 +38,7 @@ TRADEOFF_COSTS = ("flops", "seconds", "tokens", "parameters", "peak_bytes", "jou
 
 
 def interval_panel(
-    rows: Sequence[ScoreRow], lines: Sequence[ScoreRow], scale: Scale, entrants: Entrants
+    rows: Sequence[ScoreRow], lines: Sequence[ScoreRow], scale: ScoreScale, entrants: Entrants
 ) -> Markup:
     """Draw the mean and interval of every row, best first, over the baselines."""
     if not rows:
@@ -63,7 +63,7 @@ def interval_panel(
     return panel + outlier_note(outliers, scale)
 
 
-def outlying_baselines(rows: Sequence[ScoreRow], scale: Scale) -> list[ScoreRow]:
+def outlying_baselines(rows: Sequence[ScoreRow], scale: ScoreScale) -> list[ScoreRow]:
     """Return baselines so far behind all entrants that drawing them would hide the differences.
 
     One that is ahead of all is what a reader must see.
@@ -84,7 +84,7 @@ def outlying_baselines(rows: Sequence[ScoreRow], scale: Scale) -> list[ScoreRow]
     ]
 
 
-def outlier_note(outliers: Sequence[ScoreRow], scale: Scale) -> Markup:
+def outlier_note(outliers: Sequence[ScoreRow], scale: ScoreScale) -> Markup:
     """Say which baselines are not drawn."""
     if not outliers:
         return Markup()
@@ -93,7 +93,7 @@ def outlier_note(outliers: Sequence[ScoreRow], scale: Scale) -> Markup:
     return Markup('<p class="hint far">Off the axis: the {} {}.</p>\n').format(kind, names)
 
 
-def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
+def label_curve(task: Json, counts: Sequence[str], scale: ScoreScale, entrants: Entrants) -> Markup:
     """Draw the score of every entrant by the number of labelled rows."""
     rows = score_rows(task["rows"], scale)
     outliers = outlying_baselines(rows, scale)
@@ -194,9 +194,9 @@ def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
     return {"axes": choices(axes, LEARNING_AXES), "panels": panels}
 
 
-def choices(keys: Sequence[str], labels: Mapping[str, str]) -> list[Part]:
+def choices(keys: Sequence[str], labels: Mapping[str, str]) -> list[SwitchChoice]:
     """Return the choices of a switch, the first one shown."""
-    return [Part(key, labels[key], shown=key == keys[0]) for key in keys]
+    return [SwitchChoice(key, labels[key], shown=key == keys[0]) for key in keys]
 
 
 def learning_chart(
@@ -290,7 +290,7 @@ def missing_words(
     return f"Not drawn: {'; '.join(words)}." if words else ""
 
 
-def score_tables(race: Json) -> list[tuple[str, Scale, list[ScoreRow]]]:
+def score_tables(race: Json) -> list[tuple[str, ScoreScale, list[ScoreRow]]]:
     """Return the title, scale and rows of likelihoods and of every task."""
     tables = []
     likelihood = race.get("likelihood")
@@ -308,7 +308,7 @@ def score_tables(race: Json) -> list[tuple[str, Scale, list[ScoreRow]]]:
 def tradeoff_chart(
     costs: Mapping[str, float],
     title: str,
-    scale: Scale,
+    scale: ScoreScale,
     rows: Sequence[ScoreRow],
     entrants: Entrants,
 ) -> Markup:

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from kinfolk.reports.charts import compact_number
 from kinfolk.reports.page import duration, format_number
-from kinfolk.reports.race_view import ALL, Json, Pair, Scale, ScoreRow, finite, pair_table
+from kinfolk.reports.race_view import ALL, Json, Pair, ScoreRow, ScoreScale, finite, pair_table
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class Part:
+class SwitchChoice:
     """What one choice of a switch shows: a chart, and the tables of one set of scores."""
 
     key: str
@@ -69,7 +69,7 @@ class Part:
     title: str = ""
     hint: str = ""
     chart: Markup = Markup()
-    scale: Scale | None = None
+    scale: ScoreScale | None = None
     columns: Sequence[str] = ()
     rows: Sequence[TableRow] = ()
     matrix: Sequence[MatrixRow] = ()
@@ -79,7 +79,7 @@ class Part:
 def score_part(
     rows: Sequence[ScoreRow],
     found: Sequence[Pair],
-    scale: Scale,
+    scale: ScoreScale,
     *,
     key: str = ALL,
     label: str = ALL,
@@ -87,14 +87,14 @@ def score_part(
     title: str = "",
     hint: str = "",
     chart: Markup = Markup(),
-) -> Part:
+) -> SwitchChoice:
     """Return the tables of one set of scores; the order of all of them is that of the rows."""
     columns, cells = score_columns(rows, scale)
     ranked = [row.name for row in rows]
     known = [pair for pair in found if pair.first in ranked and pair.second in ranked]
     compared = {name for pair in known for name in (pair.first, pair.second)}
     names = [name for name in ranked if name in compared]
-    return Part(
+    return SwitchChoice(
         key,
         label,
         shown,
@@ -109,7 +109,9 @@ def score_part(
     )
 
 
-def score_columns(rows: Sequence[ScoreRow], scale: Scale) -> tuple[list[str], list[list[Cell]]]:
+def score_columns(
+    rows: Sequence[ScoreRow], scale: ScoreScale
+) -> tuple[list[str], list[list[Cell]]]:
     """Return the columns of a table of scores, without those that would be empty."""
     many = any(len(row.seeds) > 1 for row in rows)
     columns = {
@@ -142,7 +144,7 @@ def score_columns(rows: Sequence[ScoreRow], scale: Scale) -> tuple[list[str], li
     return list(columns), [list(line) for line in zip(*columns.values(), strict=True)]
 
 
-def interval(low: float | None, high: float | None, scale: Scale) -> str:
+def interval(low: float | None, high: float | None, scale: ScoreScale) -> str:
     """Write an interval; a dash where there is none."""
     if low is None or high is None:
         return "–"
@@ -159,12 +161,12 @@ def number(value: float | None) -> float | str:
     return "" if value is None else value
 
 
-def each_seed(row: ScoreRow, scale: Scale) -> str:
+def each_seed(row: ScoreRow, scale: ScoreScale) -> str:
     """Write the score of every seed."""
     return " · ".join(scale.score(finite(value)) for value in row.seeds)
 
 
-def matrix(names: Sequence[str], found: Sequence[Pair], scale: Scale) -> list[MatrixRow]:
+def matrix(names: Sequence[str], found: Sequence[Pair], scale: ScoreScale) -> list[MatrixRow]:
     """Return the difference of every entrant from every other."""
     table = pair_table(found)
     return [
@@ -175,7 +177,7 @@ def matrix(names: Sequence[str], found: Sequence[Pair], scale: Scale) -> list[Ma
     ]
 
 
-def matrix_cell(name: str, other: str, pair: Pair | None, scale: Scale) -> MatrixCell:
+def matrix_cell(name: str, other: str, pair: Pair | None, scale: ScoreScale) -> MatrixCell:
     """Return one cell, colored only where a difference was shown."""
     if pair is None:
         return MatrixCell(other, "", "none")
@@ -185,21 +187,21 @@ def matrix_cell(name: str, other: str, pair: Pair | None, scale: Scale) -> Matri
     return MatrixCell(other, mark + scale.difference(pair.value), state, title)
 
 
-def pair_state(pair: Pair, scale: Scale) -> str:
+def pair_state(pair: Pair, scale: ScoreScale) -> str:
     """Return the class of a difference."""
     if not pair.shown:
         return "open"
     return "ahead" if scale.better(pair.value) else "behind"
 
 
-def words(pair: Pair, scale: Scale) -> str:
+def words(pair: Pair, scale: ScoreScale) -> str:
     """Write a difference with its interval."""
     value, low, high = scale.differences(pair.value, pair.low, pair.high)
     text = f"{value} {scale.unit} (95 % interval {low} to {high})"
     return text if pair.shown else f"{text}, no difference shown"
 
 
-def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list[PairRow]:
+def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: ScoreScale) -> list[PairRow]:
     """Return all pairs, the better ranked entrant first, in the order of the ranks."""
     rank = {name: index for index, name in enumerate(names)}
     ranked = [pair if rank[pair.first] < rank[pair.second] else pair.reverse for pair in found]

@@ -31,7 +31,7 @@ class ModelScore:
 
 
 @dataclass(frozen=True)
-class Baseline:
+class ReferenceScore:
     """A reference line for models."""
 
     name: str
@@ -95,7 +95,7 @@ class Report:
     results: Sequence[Sequence[str]] = ()  # a metric, and its value in each of `result_columns`
     result_columns: Sequence[str] = ()
     scores: Sequence[ModelScore] = ()
-    baselines: Sequence[Baseline] = ()
+    baselines: Sequence[ReferenceScore] = ()
     samples: Sequence[Sample] = ()
     training: Sequence[LossPanel] = ()  # learning rate, gradient norm, speed, memory by step
     timelines: Sequence[SampleTimeline] = ()
@@ -191,7 +191,9 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[tuple[str, bool]]:
+def versus_baselines(
+    score: ModelScore, baselines: Sequence[ReferenceScore]
+) -> list[tuple[str, bool]]:
     """Compare a score with each baseline: [("12% below the 3-gram", True), ...]."""
     if not math.isfinite(score.loss) or (not score.comparable and score.bits_per_byte is None):
         return []

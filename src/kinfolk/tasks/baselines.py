@@ -48,7 +48,7 @@ Fit = Callable[[Task, Sequence[Any]], Predict]
 
 
 @dataclass(frozen=True)
-class Baseline:
+class TaskBaseline:
     """A model that needs no network, and its scores on dev rows."""
 
     name: str  # a key of TITLES
@@ -56,10 +56,10 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Baselines:
+class TaskBaselines:
     """The baselines of a task on its dev rows."""
 
-    models: tuple[Baseline, ...] = ()
+    models: tuple[TaskBaseline, ...] = ()
     rows: int = 0  # training rows that they were fitted on
     all_rows: int = 0
 
@@ -69,17 +69,19 @@ class Baselines:
         return {model.name: model.scores for model in self.models}
 
 
-def fit_baselines(task: Task, train: Sequence[Any], dev: Sequence[Any]) -> Baselines:
+def fit_baselines(task: Task, train: Sequence[Any], dev: Sequence[Any]) -> TaskBaselines:
     """Fit the baselines of a task on training rows, and score them on dev rows."""
     fits = matching_fits(task, train)
     if not fits or not dev:
-        return Baselines()
+        return TaskBaselines()
     rows = limit_rows(task, train)
     models = []
     for name, fit in fits.items():
         values = fit(task, rows)(dev)
-        models.append(Baseline(name, task.evaluate(dev, [Prediction(value) for value in values])))
-    return Baselines(tuple(models), len(rows), len(train))
+        models.append(
+            TaskBaseline(name, task.evaluate(dev, [Prediction(value) for value in values]))
+        )
+    return TaskBaselines(tuple(models), len(rows), len(train))
 
 
 def matching_fits(task: Task, rows: Sequence[Any]) -> dict[str, Fit]:
@@ -261,7 +263,7 @@ def most_frequent(values: Any) -> Any:
 
 
 def baseline_messages(
-    task: Task, baselines: Baselines, dev: Sequence[Any], scores: Mapping[str, float]
+    task: Task, baselines: TaskBaselines, dev: Sequence[Any], scores: Mapping[str, float]
 ) -> list[str]:
     """Return warnings about a dev score near the majority or below word counts."""
     messages = []
@@ -290,7 +292,7 @@ def baseline_messages(
 
 
 def majority_warning(
-    task: Task, baselines: Baselines, dev: Sequence[Any], scores: Mapping[str, float]
+    task: Task, baselines: TaskBaselines, dev: Sequence[Any], scores: Mapping[str, float]
 ) -> str:
     """Return a warning where a score is within two standard errors of a constant prediction."""
     name = "accuracy" if task.output != "number" else "pearson"

@@ -66,7 +66,7 @@ CUDA_NOTE = (
 
 
 @dataclass(frozen=True)
-class Part:
+class ComparedPart:
     """A part of both runs: its digests, and the first difference where there is one."""
 
     name: str  # one of PARTS
@@ -88,7 +88,7 @@ class ResumeProof:
     killed_at: int
     resumed_from: int  # step of the newest checkpoint; 0 where there was none
     losses: tuple[float, float]  # the last ones: left alone, resumed
-    parts: tuple[Part, ...]
+    parts: tuple[ComparedPart, ...]
     notes: tuple[str, ...] = ()  # what it does not promise
 
     @property
@@ -327,7 +327,7 @@ def make_proof(
     found, sizes = differences(whole, killed), counts(whole)
     whole_digests, digests_after = digests(whole), digests(killed)
     parts = [
-        Part(part, sizes[part], whole_digests[part], digests_after[part], found.get(part))
+        ComparedPart(part, sizes[part], whole_digests[part], digests_after[part], found.get(part))
         for part in PARTS
     ]
     notes: list[str] = []

@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kinfolk.data.documents import Row as TableRow
-from kinfolk.data.documents import missing_name_error, read_csv_rows, read_tsv_rows
+from kinfolk.data.documents import TableLine, missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.data.files import (
     DELIMITED_SUFFIXES,
     JSON,
@@ -80,7 +79,7 @@ class LabelledFile:
         with self.open() as source:
             yield from enumerate(decoded_lines(source), 1)
 
-    def cells(self) -> Iterator[TableRow]:
+    def cells(self) -> Iterator[TableLine]:
         """Stream the numbered rows of a table; quotes have a meaning in CSV only."""
         with self.open() as source:
             yield from read_csv_rows(source) if self.suffix == ".csv" else read_tsv_rows(source)

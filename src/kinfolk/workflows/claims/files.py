@@ -13,7 +13,7 @@ from kinfolk.reports import claims_page
 from kinfolk.reports.page import write
 from kinfolk.version import __version__
 from kinfolk.workflows.claims.catalog import Scale
-from kinfolk.workflows.claims.scores import Effect
+from kinfolk.workflows.claims.scores import ClaimEffect
 from kinfolk.workflows.comparison.plan import write_json
 
 SCHEMA = 1
@@ -33,7 +33,7 @@ class ClaimResult:
     command: str
     verdict: str  # holds, reversed, undecided, or not run
     words: str
-    effects: tuple[Effect, ...] = ()
+    effects: tuple[ClaimEffect, ...] = ()
     races: tuple[str, ...] = ()  # folders, from that of all claims
     text: str = ""  # how much was read, in words
 

@@ -31,7 +31,7 @@ from kinfolk.workflows.claims.files import (
     ClaimsSettings,
     write_claims,
 )
-from kinfolk.workflows.claims.scores import Effect, claim_effects
+from kinfolk.workflows.claims.scores import ClaimEffect, claim_effects
 from kinfolk.workflows.comparison.compare import (
     PLAN_FILE,
     RESULT_FILE,
@@ -317,7 +317,7 @@ def is_complete(race: Path) -> bool:
 # Verdicts
 
 
-def joint_verdict(effects: Sequence[Effect]) -> str:
+def joint_verdict(effects: Sequence[ClaimEffect]) -> str:
     """Return the verdict of a claim: it holds if all its parts do, and not if one is reversed."""
     verdicts = {effect.verdict for effect in effects if not effect.secondary}
     if "reversed" in verdicts:
@@ -325,7 +325,7 @@ def joint_verdict(effects: Sequence[Effect]) -> str:
     return "holds" if verdicts == {"holds"} else "undecided"
 
 
-def verdict_words(verdict: str, effects: Sequence[Effect]) -> str:
+def verdict_words(verdict: str, effects: Sequence[ClaimEffect]) -> str:
     """Return the verdict of a claim in a sentence."""
     start = "undecided at this scale" if verdict == "undecided" else verdict
     return f"{start}: {'; '.join(effect.words for effect in effects if not effect.secondary)}"
@@ -334,7 +334,7 @@ def verdict_words(verdict: str, effects: Sequence[Effect]) -> str:
 def result_of(
     claim: Claim,
     settings: ClaimsSettings,
-    effects: Sequence[Effect],
+    effects: Sequence[ClaimEffect],
     verdict: str,
     words: str,
     races: Sequence[str] = (),

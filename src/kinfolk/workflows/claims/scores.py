@@ -25,7 +25,7 @@ BITS, LAYERS = "bits per byte", "layers"
 
 
 @dataclass(frozen=True)
-class Effect:
+class ClaimEffect:
     """How far the first is better than the second, with its 95 % interval.
 
     Above 0 is what the claim says; `value` is None where a job failed.
@@ -62,7 +62,7 @@ class MissingScoresError(Exception):
     """A job of a comparison failed; the message is its reason."""
 
 
-def claim_effects(claim: Claim, races: Mapping[str, Path]) -> tuple[Effect, ...]:
+def claim_effects(claim: Claim, races: Mapping[str, Path]) -> tuple[ClaimEffect, ...]:
     """Return the effect of each part of a claim; `races` are folders by the names of stages."""
     plans = {stage: Plan.read(race / "plan.json") for stage, race in races.items()}
     return tuple(
@@ -70,7 +70,7 @@ def claim_effects(claim: Claim, races: Mapping[str, Path]) -> tuple[Effect, ...]
     )
 
 
-def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> Effect:
+def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> ClaimEffect:
     """Measure one difference."""
     unit = BITS if claim.measure == "likelihood" else LAYERS
     try:
@@ -84,7 +84,7 @@ def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> Effect:
     verdict, words = decide(measured, part.margin), effect_words(claim, part, measured, unit)
     if untrained := untrained_words(claim, race, plan, measured):
         verdict, words = "undecided", f"{words}; {untrained}"
-    return Effect(
+    return ClaimEffect(
         first=part.first,
         second=part.second,
         unit=unit,
@@ -102,9 +102,9 @@ def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> Effect:
     )
 
 
-def failed_effect(claim: Claim, part: Part, unit: str, reason: str) -> Effect:
+def failed_effect(claim: Claim, part: Part, unit: str, reason: str) -> ClaimEffect:
     """Return the effect of a comparison whose job failed."""
-    return Effect(
+    return ClaimEffect(
         first=part.first,
         second=part.second,
         unit=unit,

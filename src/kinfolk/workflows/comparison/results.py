@@ -28,7 +28,7 @@ from kinfolk.workflows.comparison.plan import (
 from kinfolk.workflows.comparison.samples import no_samples_reason
 from kinfolk.workflows.comparison.scores import BASELINE
 from kinfolk.workflows.comparison.tables import (
-    Json,
+    JsonObject,
     Results,
     corpus_names,
     first,
@@ -57,7 +57,7 @@ ROUNDING = 1e-9  # of a share
 SPENT = {"minutes": "seconds", "flops": "flops", "tokens": "tokens"}
 
 
-def build_race(race: Path, plan: Plan) -> Json:
+def build_race(race: Path, plan: Plan) -> JsonObject:
     """Return the contents of race.json from the results that are there."""
     all_results = {job.name: read_result(race, job) for job in plan.jobs}
     complete = all(result is not None for result in all_results.values())
@@ -92,7 +92,7 @@ def build_race(race: Path, plan: Plan) -> Json:
     }
 
 
-def write_race(race: Path, plan: Plan) -> Json:
+def write_race(race: Path, plan: Plan) -> JsonObject:
     """Write race.json, race.csv and race.html; return the contents of the first."""
     values = build_race(race, plan)
     write_json(values, race / "race.json")
@@ -143,7 +143,7 @@ def entrant_text(entrant: Any) -> str:
     return " ".join([*words, *(f"task.{setting}" for setting in entrant.task_settings)])
 
 
-def learning_rates(plan: Plan) -> Json:
+def learning_rates(plan: Plan) -> JsonObject:
     """Return how learning rates were chosen."""
     count = plan.options.search
     own = join_words([e.name for e in plan.entrants if sets_rates(e)])
@@ -167,7 +167,7 @@ def sets_rates(entrant: PlannedEntrant) -> bool:
 
 def entrant_row(
     plan: Plan, entrant: PlannedEntrant, results: Results, failures: Mapping[str, str]
-) -> Json:
+) -> JsonObject:
     """Return an entrant with the cost of one pretraining, the mean over seeds."""
     runs = [
         results[job.name]
@@ -199,7 +199,7 @@ def entrant_row(
     }
 
 
-def mean_steps(runs: Sequence[Json]) -> int:
+def mean_steps(runs: Sequence[JsonObject]) -> int:
     """Return the steps of runs, which may have ended by the clock; 0 without any."""
     known = [run["steps"] for run in runs if run.get("steps")]
     return round(float(np.mean(known))) if known else 0
@@ -211,7 +211,7 @@ def searched(plan: Plan, entrant: str, results: Results, unit: str) -> float:
     return float(sum(results[job.name].get(unit) or 0 for job in jobs if job.name in results))
 
 
-def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
+def cost_of(runs: Sequence[JsonObject], search_seconds: float) -> JsonObject | None:
     """Return the mean cost of runs; the largest memory."""
     if not runs:
         return None
@@ -244,7 +244,7 @@ def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
     }
 
 
-def measured_spread(plan: Plan, results: Results) -> Json | None:
+def measured_spread(plan: Plan, results: Results) -> JsonObject | None:
     """Return how far apart all runs are in what the budget limits, as a share of it.
 
     Seconds and tokens are those in the logs of the runs; FLOPs are the steps in them, times those
@@ -269,7 +269,7 @@ def tolerance(plan: Plan) -> float | None:
     return None if plan.repeats and plan.budget["kind"] == "minutes" else TOLERANCE
 
 
-def unequal_notes(plan: Plan, measured: Json | None) -> list[str]:
+def unequal_notes(plan: Plan, measured: JsonObject | None) -> list[str]:
     """Say that runs are farther apart than a budget promises; nothing where they are not."""
     allowed = tolerance(plan)
     if measured is None or allowed is None or measured["spread"] <= allowed + ROUNDING:
@@ -284,7 +284,7 @@ def unequal_notes(plan: Plan, measured: Json | None) -> list[str]:
 # Probes and samples
 
 
-def probe_tables(plan: Plan, results: Results) -> list[Json]:
+def probe_tables(plan: Plan, results: Results) -> list[JsonObject]:
     """Return the probes of each task that has any."""
     tables = []
     for task in plan.tasks:
@@ -297,10 +297,10 @@ def probe_tables(plan: Plan, results: Results) -> list[Json]:
     return tables
 
 
-def sample_rows(plan: Plan, results: Results) -> list[Json]:
+def sample_rows(plan: Plan, results: Results) -> list[JsonObject]:
     """Return the samples of each entrant, and once the real continuations."""
-    rows: list[Json] = []
-    reference: list[Json] = []
+    rows: list[JsonObject] = []
+    reference: list[JsonObject] = []
     for job in plan.jobs:
         if job.kind == "sample" and job.name in results:
             for row in results[job.name]["sample"]:
@@ -308,7 +308,7 @@ def sample_rows(plan: Plan, results: Results) -> list[Json]:
     return rows + reference[:1]
 
 
-def not_sampled(plan: Plan, failures: Mapping[str, str]) -> list[Json]:
+def not_sampled(plan: Plan, failures: Mapping[str, str]) -> list[JsonObject]:
     """Return the entrants that generated no text, each with the reason."""
     if not plan.options.samples:
         return []
@@ -337,7 +337,7 @@ def failure_notes(plan: Plan, failures: Mapping[str, str]) -> list[str]:
     ]
 
 
-def csv_lines(values: Json) -> Iterator[tuple[Any, ...]]:
+def csv_lines(values: JsonObject) -> Iterator[tuple[Any, ...]]:
     """Yield a line for each score: of every seed, and their mean with its interval.
 
     Probes and generated texts are those of the first seed. Costs are not here: they differ when a

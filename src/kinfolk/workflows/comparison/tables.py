@@ -26,14 +26,14 @@ from kinfolk.workflows.comparison.scores import BASELINE, LIKELIHOOD, PSEUDO, sc
 HELD_OUT = "the held-out text"
 TEXT = "text"  # what a likelihood predicts, whatever its tokens are
 
-Json = dict[str, Any]
-Results = Mapping[str, Json]  # by the name of the job, without those that failed
+JsonObject = dict[str, Any]
+Results = Mapping[str, JsonObject]  # by the name of the job, without those that failed
 Scores = dict[str, dict[int, Statistics]]  # by entrant and seed
 
 
-def likelihood_table(plan: Plan, results: Results) -> Json:
+def likelihood_table(plan: Plan, results: Results) -> JsonObject:
     """Return bits per byte of every entrant; likelihoods are compared among themselves."""
-    found: dict[str, Json] = {}
+    found: dict[str, JsonObject] = {}
     corpora = corpus_names(plan)
     # Of each method, with its units of prediction, that scores can be compared within.
     scores: dict[tuple[str, str], Scores] = {}
@@ -53,7 +53,7 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
         scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
     fixed = [e.name for e in plan.entrants if e.gradient_free]
     baselines = [name for name, row in found.items() if row["kind"] == BASELINE]
-    rows: list[Json] = []
+    rows: list[JsonObject] = []
     differences: list[Difference] = []
     sentences: list[str] = []
     heads: list[str] = []
@@ -104,7 +104,7 @@ def unigram_sentences(
             yield f"{start} ({unigram:.3f}) on {where}"
 
 
-def score_words(entrant: PlannedEntrant, result: Json) -> str:
+def score_words(entrant: PlannedEntrant, result: JsonObject) -> str:
     """Return how a score was computed; that of ELECTRA is one of its generator."""
     words = str(result["words"])
     return (
@@ -157,7 +157,7 @@ class Table:
             else []
         )
 
-    def row(self, name: str) -> Json:
+    def row(self, name: str) -> JsonObject:
         """Return the score of an entrant; seeds whose training failed have none."""
         interval = self.intervals[name]
         return {
@@ -211,13 +211,13 @@ def first(heads: Sequence[str], sentences: Sequence[str]) -> list[str]:
 
 def task_table(
     race: Path, plan: Plan, task: PlannedTask, results: Results, failures: Mapping[str, str]
-) -> tuple[Json, list[str], list[str]]:
+) -> tuple[JsonObject, list[str], list[str]]:
     """Return the scores of a task, the sentences about all labels, and those about fewer."""
     rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
     metric = task.value.main_metric_of(rows)
     stood_beside = [e.name for e in plan.entrants if e.baseline] + [*task.baselines]
-    scored: list[Json] = []
-    differences: list[Json] = []
+    scored: list[JsonObject] = []
+    differences: list[JsonObject] = []
     sentences: list[list[str]] = []
     heads: list[str] = []
     for labels in task.labels:

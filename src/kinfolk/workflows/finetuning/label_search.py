@@ -30,10 +30,10 @@ GRID_STEPS = 4  # weights are multiples of a quarter
 PREFIX = "weights-"
 
 Weights = tuple[float, ...]
-TrainFn = Callable[[Weights, Path], Path]  # of the weights and a run folder
+TrainWithWeights = Callable[[Weights, Path], Path]  # of the weights and a run folder
 
 
-def search_label_weights(label_sets: int, out: Path, train: TrainFn) -> Path:
+def search_label_weights(label_sets: int, out: Path, train: TrainWithWeights) -> Path:
     """Fine-tune with each weighting of label sets into a folder of runs; link the best of them.
 
     The best has the highest main metric on the dev rows; of equal ones, the first: that with the

@@ -53,7 +53,7 @@ TARGET_EPOCHS = 5  # over the text of the task
 TARGET_HOLDOUT = 0.05  # of the texts of the task, for the loss in the log
 MIN_TEXTS = 200  # from which some are held out
 
-Progress = Callable[[Path], AbstractContextManager[Callback]]
+RunProgress = Callable[[Path], AbstractContextManager[Callback]]
 
 
 def quiet(folder: Path) -> AbstractContextManager[Callback]:
@@ -104,7 +104,7 @@ def finetune_in_stages(
     length: int | None = None,
     metric: str | None = None,
     settings: Settings = (),
-    progress: Progress = quiet,
+    progress: RunProgress = quiet,
     **fields: Any,
 ) -> Path:
     """Train a language model on the text of a task, then on its labels; return the run folder.
@@ -210,7 +210,7 @@ def check_settings(recipe: StagesRecipe) -> None:
     make_recipe(start, backbone, formulations, datasets, "", settings, None)
 
 
-def resume_stages(out: Path, progress: Progress = quiet) -> Path:
+def resume_stages(out: Path, progress: RunProgress = quiet) -> Path:
     """Continue a run with its first stage that is not complete."""
     if (out / "scores.json").is_file():
         raise UserError(f"run {out} is complete: start a new run to train longer")
@@ -218,7 +218,7 @@ def resume_stages(out: Path, progress: Progress = quiet) -> Path:
     return run_stages(recipe, out, progress)
 
 
-def run_stages(recipe: StagesRecipe, out: Path, progress: Progress) -> Path:
+def run_stages(recipe: StagesRecipe, out: Path, progress: RunProgress) -> Path:
     """Run the stages that are not complete, each from the weights of the one before."""
     weights = recipe.model
     refuse_several()

@@ -22,7 +22,12 @@ from kinfolk.rng import sequential
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.generate import to_inference
-from kinfolk.workflows.knowledge_neurons.effects import Effect, EffectRow, Group, summarize_effects
+from kinfolk.workflows.knowledge_neurons.effects import (
+    EffectRow,
+    Group,
+    NeuronEffect,
+    summarize_effects,
+)
 from kinfolk.workflows.knowledge_neurons.fact_prompts import Fact, read_facts, to_fact
 from kinfolk.workflows.knowledge_neurons.passes import NeuronPasses, PromptAttribution
 from kinfolk.workflows.load import load
@@ -63,7 +68,7 @@ class NeuronsResult:
     family: str
     layers: tuple[NeuronLayer, ...]
     facts: tuple[FactNeurons, ...]
-    effects: tuple[Effect, ...]  # over all facts that have neurons
+    effects: tuple[NeuronEffect, ...]  # over all facts that have neurons
     threshold: float
     share: float
     draws: int
