@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kinfolk.families import families
-from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, summary
+from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, race_summary
 from kinfolk.reports.race_charts import OBJECTIVE_TITLES, outlying_baselines, tradeoff
 from kinfolk.reports.race_page import render
 from kinfolk.reports.race_tables import byte_count, pair_rows, score_part
@@ -530,7 +530,7 @@ def test_long_lists_of_names_end_in_a_number() -> None:
 
 def test_the_summary_counts_entrants_without_those_left_out() -> None:
     found = race()
-    assert summary(found) == "8 entrants, wiki.txt (12.4 MB), 3 minutes each, 3 seeds, 2 tasks"
+    assert race_summary(found) == "8 entrants, wiki.txt (12.4 MB), 3 minutes each, 3 seeds, 2 tasks"
     assert byte_count(999) == "999 bytes"
 
 

@@ -30,7 +30,7 @@ from kinfolk.workflows.comparison.budget import (
     budget_spread,
     budget_steps,
     count_step,
-    describe,
+    describe_budget,
     measure_costs,
     run_steps,
     smallest_budget,
@@ -328,8 +328,8 @@ def test_budgets_have_words() -> None:
     assert Budget("minutes", 2.5).words == "2.5 minutes each"
     assert Budget("flops", 1e15).words == "1e+15 FLOPs each"
     assert Budget("tokens", 200_000).words == "200,000 tokens each"
-    assert "generator" in describe(Budget("flops", 1))
-    assert "without padding" in describe(Budget("tokens", 1))
+    assert "generator" in describe_budget(Budget("flops", 1))
+    assert "without padding" in describe_budget(Budget("tokens", 1))
 
 
 @dataclasses.dataclass

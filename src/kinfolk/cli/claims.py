@@ -64,7 +64,7 @@ def claims(
     """
     from kinfolk.workflows.claims import catalog
 
-    chosen = catalog.claims(names or ())
+    chosen = catalog.select_claims(names or ())
     catalog.scale_of(scale)
     if show:
         show_claims(chosen, json=json)

@@ -165,10 +165,12 @@ def embed(
     if json:
         print_json(facts)
         return
-    print_facts((name, shown(value)) for name, value in facts.items() if value not in (None, []))
+    print_facts(
+        (name, value_text(value)) for name, value in facts.items() if value not in (None, [])
+    )
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """Return a value of the summary as text."""
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 

@@ -182,7 +182,7 @@ def evaluate(
         parallel.check()
         from kinfolk.workflows.translation import translate
 
-        values = translate.evaluate(
+        values = translate.evaluate_translation(
             model, parallel, pivot=pairs.pivot, device=device, tokenizer=tokenizer
         )
         if parallel.directions and not json:

@@ -494,7 +494,7 @@ def resume_runs(run: Path) -> Path:
     from kinfolk.workflows.pretrain import resume
 
     if seeds.is_multi_seed(run):
-        return seeds.resume(run, lambda inner: progress_of(inner, run))
+        return seeds.resume_seeds(run, lambda inner: progress_of(inner, run))
     if read_type(run / "recipe.json") == "stages":
         return resume_stages(run, lambda inner: progress_of(inner, run)) / "task"
     with progress_of(run, run) as progress:

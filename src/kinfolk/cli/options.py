@@ -208,7 +208,7 @@ def field_options(
 
     def build(arguments: dict[str, Any]) -> dict[str, Any]:
         return {
-            field.name: parsed(cls, field, arguments[field.name])
+            field.name: parsed_option(cls, field, arguments[field.name])
             for field in fields
             if arguments[field.name] not in (None, [])
         }
@@ -323,7 +323,7 @@ def option_parameter(
     return keyword_parameter(field.name, option, plain | None)
 
 
-def parsed(cls: type[Any], field: FieldInfo, value: Any) -> Any:
+def parsed_option(cls: type[Any], field: FieldInfo, value: Any) -> Any:
     """Return the value of an option, checked as the field declares it."""
     if isinstance(value, bool):
         return value

@@ -30,9 +30,9 @@ from kinfolk.families.bert import (
     REQUIRED,
     BertConfig,
     BertEmbeddings,
+    bert_layer_rules,
     embedding_rules,
     encoder_layer,
-    layer_rules,
 )
 from kinfolk.families.bert import PAPER_TRAINING as BERT_TRAINING
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
@@ -186,7 +186,7 @@ def _encoder_rules(
         if c.hidden_size != embedding_size
         else []
     )
-    return [*projection, *layer_rules(f"{ours}.layers", theirs, c.num_layers)]
+    return [*projection, *bert_layer_rules(f"{ours}.layers", theirs, c.num_layers)]
 
 
 def generator_config(c: ElectraConfig, data: dict[str, Any]) -> dict[str, Any]:

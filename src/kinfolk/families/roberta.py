@@ -23,8 +23,8 @@ from kinfolk.families.bert import (
     REQUIRED,
     BertConfig,
     BertEncoder,
+    bert_layer_rules,
     embedding_rules,
-    layer_rules,
 )
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.nn.language_model import MAX_TOKENS, MAX_VOCAB, Pooling, model_field, network_of
@@ -70,7 +70,7 @@ def parameters(c: RobertaConfig) -> ParameterMap:
         base_model_prefix="roberta.",
         rules=[
             *embedding_rules(embeddings, c.vocab_size),
-            *layer_rules("layers", "roberta", c.num_layers),
+            *bert_layer_rules("layers", "roberta", c.num_layers),
             *module("mlm_head.dense", "lm_head.dense"),
             *module("mlm_head.norm", "lm_head.layer_norm"),
             ParameterRule("mlm_head.bias", ("lm_head.bias",)),

@@ -77,7 +77,7 @@ class TransformerConfig(ModelConfig):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
 
-def layer(c: TransformerConfig, *, decoder: bool) -> TransformerLayer:
+def transformer_layer(c: TransformerConfig, *, decoder: bool) -> TransformerLayer:
     """Return a layer of the encoder or the decoder; each sublayer is followed by a norm."""
     # The encoder's cross-attention is not used: random numbers follow the construction order.
     attention, cross_attention = (
@@ -103,7 +103,7 @@ class TransformerStack(nn.Module):
     def __init__(self, c: TransformerConfig, *, decoder: bool) -> None:
         super().__init__()
         num_layers = c.decoder_layers if decoder else c.num_layers
-        self.layers = LayerStack(layer(c, decoder=decoder) for _ in range(num_layers))
+        self.layers = LayerStack(transformer_layer(c, decoder=decoder) for _ in range(num_layers))
 
     def forward(
         self,

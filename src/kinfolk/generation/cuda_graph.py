@@ -18,7 +18,7 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.generation.decode import Decoder, PromptOutput, TokenStep, token_logprobs
 from kinfolk.generation.logits_process import suppress
-from kinfolk.generation.sampling import sample_ids
+from kinfolk.generation.sampling import sample_next_ids
 
 MIN_NEW_TOKENS = 16  # fewer tokens are faster without a graph
 TOKENS_IN_FLIGHT = 16  # tokens generated between two copies to the host
@@ -104,7 +104,7 @@ class GraphedDecodeStep:
         logits = self.model.lm_logits(self.model(inputs).hidden[:, -1]).logits().float()
         uniform = self.uniforms.index_select(1, self.token_index)[:, 0]
         processed = suppress(logits, self.suppressed) if len(self.suppressed) else logits
-        ids = sample_ids(processed, self.config, uniform)[:, None]
+        ids = sample_next_ids(processed, self.config, uniform)[:, None]
         logprobs = token_logprobs(logits, ids, self.normalize)
         self.ids.index_copy_(1, self.token_index, ids)
         self.logprobs.index_copy_(1, self.token_index, logprobs)

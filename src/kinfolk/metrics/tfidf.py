@@ -30,7 +30,7 @@ def tokens(text: str) -> list[str]:
     return TOKEN.findall(text.lower())
 
 
-def ngrams(text: str) -> list[str]:
+def unigrams_and_bigrams(text: str) -> list[str]:
     """Return the tokens of a text and the pairs of neighbours."""
     words = tokens(text)
     return words + [f"{a} {b}" for a, b in pairwise(words)]
@@ -39,9 +39,9 @@ def ngrams(text: str) -> list[str]:
 def features(texts: Sequence[str]) -> Iterator[str]:
     """Yield the n-grams of a text; of a pair, those of each text and those that both have."""
     if len(texts) == 1:
-        yield from ngrams(texts[0])
+        yield from unigrams_and_bigrams(texts[0])
         return
-    first, second, *_ = map(ngrams, texts)
+    first, second, *_ = map(unigrams_and_bigrams, texts)
     shared = {*first} & {*second}
     for field, grams in zip(PAIR_FIELDS, (first, second, sorted(shared)), strict=True):
         for gram in grams:

@@ -99,7 +99,7 @@ class _CrossEntropy(torch.autograd.Function):
             else:
                 scores = torch.mm(part, weight.T, out=memory[: len(part)])
             if HAS_TRITON and training_kernels.can_cross_entropy(scores):
-                error, *nll = training_kernels.cross_entropy(
+                error, *nll = training_kernels.triton_cross_entropy(
                     scores, bias, targets, vocab_size, smoothing, needs_grad
                 )
                 sums = [kind.sum() for kind in (nll if smoothing else nll[:1])]

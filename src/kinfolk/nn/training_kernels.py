@@ -85,12 +85,12 @@ def cross_entropy_kernel(
 
 
 def can_cross_entropy(scores: Tensor) -> bool:
-    """Return whether `cross_entropy` supports logits."""
+    """Return whether `triton_cross_entropy` supports logits."""
     return scores.is_cuda and scores.dtype in DTYPES
 
 
 @torch.library.triton_op("kinfolk::cross_entropy", mutates_args={})
-def cross_entropy(
+def triton_cross_entropy(
     scores: Tensor,
     bias: Tensor | None,
     labels: Tensor,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from kinfolk.reports.page import duration, plural
-from kinfolk.reports.race_tables import byte_count, short
+from kinfolk.reports.page import format_duration, plural
+from kinfolk.reports.race_tables import byte_count, three_digits
 from kinfolk.reports.race_view import Json, Lead, PageEntrant, finite
 
 ROUNDING = 1e-9  # of a share
@@ -25,7 +25,7 @@ class Card:
     color: int | None = None
 
 
-def summary(race: Json) -> str:
+def race_summary(race: Json) -> str:
     """Say in one line who raced, on what, for how long."""
     running = [one for one in race.get("entrants") or () if not one.get("left_out")]
     budget, corpus = race.get("budget") or {}, race.get("corpus") or {}
@@ -126,7 +126,7 @@ def measured_words(measured: Json) -> str:
     unit = measured.get("unit", "seconds")
     ends = [measured["low"], measured["high"]]
     did, low, high = {
-        "seconds": ("took", *(duration(end) for end in ends)),
+        "seconds": ("took", *(format_duration(end) for end in ends)),
         "tokens": ("read", f"{ends[0]:,.0f}", f"{ends[1]:,.0f} tokens"),
         "flops": ("did", f"{ends[0]:.4g}", f"{ends[1]:.4g} FLOPs"),
     }[unit]
@@ -159,7 +159,7 @@ def speed_card(running: Sequence[Json], entrants: Mapping[str, PageEntrant]) -> 
         return []
     ratio = speeds[fastest] / speeds[slowest]
     asides = [f"{ratio:.1f} times the speed of {slowest}, the slowest."] if ratio >= 1.05 else []
-    unit = f"{short(speeds[fastest])} tokens per second in training"
+    unit = f"{three_digits(speeds[fastest])} tokens per second in training"
     return [Card("Fastest", fastest, unit, asides, entrants[fastest].color)]
 
 
@@ -232,4 +232,4 @@ def total_time(race: Json) -> str:
     """Write how long all entrants of one seed trained."""
     costs = [finite((one.get("cost") or {}).get("seconds")) for one in race.get("entrants") or ()]
     known = [seconds for seconds in costs if seconds]
-    return duration(sum(known)) if len(known) > 1 else ""
+    return format_duration(sum(known)) if len(known) > 1 else ""

@@ -183,7 +183,7 @@ def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
     ]
     panels = []
     for kind_of_loss, found in kinds.items():
-        held_out = all(len(curve_points(one, "eval_loss")) > 1 for one in found)
+        held_out = all(len(loss_points(one, "eval_loss")) > 1 for one in found)
         key = "eval_loss" if held_out else "train_loss"
         kind = "held-out loss" if held_out else "training loss"
         parts = [
@@ -205,7 +205,7 @@ def learning_chart(
     """Draw the losses of one kind against tokens, FLOPs or seconds."""
     series = []
     for one in found:
-        points = curve_points(one, key)
+        points = loss_points(one, key)
         xs = axis_values(one, axis)
         series.append(
             Series(
@@ -218,7 +218,7 @@ def learning_chart(
     return line_chart(series, [], x=LEARNING_AXES[axis], y=y, smooth=False)
 
 
-def curve_points(one: Json, key: str) -> list[tuple[int, float]]:
+def loss_points(one: Json, key: str) -> list[tuple[int, float]]:
     """Return the points of a curve that have a loss: their index and the loss."""
     losses = [finite(loss) for loss in one["curve"].get(key) or ()][: len(one["curve"]["steps"])]
     return [(index, loss) for index, loss in enumerate(losses) if loss is not None]

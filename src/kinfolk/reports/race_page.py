@@ -111,11 +111,11 @@ def render(race: Mapping[str, Any]) -> str:
     sampled = any(not sample.get("reference") for sample in race.get("samples") or ())
     leads = [found.lead for found in ([text] if text else []) + tasks if found.lead]
     cost_columns, cost_rows = cost_table(running)
-    missing = not_sampled(race.get("not_sampled") or ())
+    missing = not_sampled_note(race.get("not_sampled") or ())
     return page.render(
         "race_page.html",
         title=TITLE,
-        lead=race_cards.summary(race),
+        lead=race_cards.race_summary(race),
         complete=race.get("complete", True),
         verdicts=[race_cards.emphasized(one, entrants) for one in race.get("verdicts") or ()],
         cards=race_cards.cards(race, leads, entrants),
@@ -253,7 +253,7 @@ def cost_hint(race: Json) -> str:
     return " ".join(filter(None, words))
 
 
-def not_sampled(left_out: Sequence[Json]) -> str:
+def not_sampled_note(left_out: Sequence[Json]) -> str:
     """Say which entrants generated no text, those of one reason together."""
     reasons: dict[str, list[str]] = {}
     for one in left_out:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports.charts import compact_number
-from kinfolk.reports.page import duration, format_number
+from kinfolk.reports.page import format_duration, format_number
 from kinfolk.reports.race_view import ALL, Json, Pair, ScoreRow, ScoreScale, finite, pair_table
 
 
@@ -116,21 +116,26 @@ def score_columns(
     many = any(len(row.seeds) > 1 for row in rows)
     columns = {
         scale.metric: [Cell(scale.score(row.mean), row.mean) for row in rows],
-        "95 % interval": [Cell(interval(row.low, row.high, scale), width(row)) for row in rows],
+        "95 % interval": [
+            Cell(interval_text(row.low, row.high, scale), width(row)) for row in rows
+        ],
         "spread over seeds": [
-            Cell("fixed" if row.fixed else scale.score(row.spread), number(row.spread))
+            Cell("fixed" if row.fixed else scale.score(row.spread), sort_value(row.spread))
             for row in rows
         ],
-        "each seed": [Cell(each_seed(row, scale), number(row.mean)) for row in rows],
+        "each seed": [Cell(each_seed(row, scale), sort_value(row.mean)) for row in rows],
         "fine-tuning": [
-            Cell("–" if row.seconds is None else duration(row.seconds), number(row.seconds))
+            Cell(
+                "–" if row.seconds is None else format_duration(row.seconds),
+                sort_value(row.seconds),
+            )
             for row in rows
         ],
         "learning rate": [
-            Cell("–" if row.lr is None else f"{row.lr:.2g}", number(row.lr)) for row in rows
+            Cell("–" if row.lr is None else f"{row.lr:.2g}", sort_value(row.lr)) for row in rows
         ],
         "steps": [
-            Cell("–" if row.steps is None else f"{row.steps:,.0f}", number(row.steps))
+            Cell("–" if row.steps is None else f"{row.steps:,.0f}", sort_value(row.steps))
             for row in rows
         ],
         "pooling": [Cell(row.pooling or "–", row.pooling) for row in rows],
@@ -144,7 +149,7 @@ def score_columns(
     return list(columns), [list(line) for line in zip(*columns.values(), strict=True)]
 
 
-def interval(low: float | None, high: float | None, scale: ScoreScale) -> str:
+def interval_text(low: float | None, high: float | None, scale: ScoreScale) -> str:
     """Write an interval; a dash where there is none."""
     if low is None or high is None:
         return "–"
@@ -156,7 +161,7 @@ def width(row: ScoreRow) -> float | str:
     return "" if row.low is None or row.high is None else row.high - row.low
 
 
-def number(value: float | None) -> float | str:
+def sort_value(value: float | None) -> float | str:
     """Return what sorts a cell; nothing where it is empty."""
     return "" if value is None else value
 
@@ -183,7 +188,7 @@ def matrix_cell(name: str, other: str, pair: Pair | None, scale: ScoreScale) -> 
         return MatrixCell(other, "", "none")
     state = pair_state(pair, scale)
     mark = {"ahead": "▲ ", "behind": "▼ "}.get(state, "")
-    title = f"{name} less {other}: {words(pair, scale)}"
+    title = f"{name} less {other}: {difference_text(pair, scale)}"
     return MatrixCell(other, mark + scale.difference(pair.value), state, title)
 
 
@@ -194,7 +199,7 @@ def pair_state(pair: Pair, scale: ScoreScale) -> str:
     return "ahead" if scale.better(pair.value) else "behind"
 
 
-def words(pair: Pair, scale: ScoreScale) -> str:
+def difference_text(pair: Pair, scale: ScoreScale) -> str:
     """Write a difference with its interval."""
     value, low, high = scale.differences(pair.value, pair.low, pair.high)
     text = f"{value} {scale.unit} (95 % interval {low} to {high})"
@@ -213,7 +218,7 @@ def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: ScoreScale) ->
             [
                 Cell(value, abs(pair.value)),
                 Cell(f"{low} to {high}", pair.high - pair.low),
-                Cell(probability(pair.p), number(pair.p)),
+                Cell(probability(pair.p), sort_value(pair.p)),
             ],
             {"ahead": "ahead", "behind": "behind"}.get(state, "no difference shown"),
             state,
@@ -242,7 +247,7 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
             columns[title] = [
                 Cell(
                     "–" if value is None else write(value),
-                    number(value),
+                    sort_value(value),
                     f"{value / largest:.3f}" if has_bar and value and largest else "",
                     cost_range(entrant, key),
                 )
@@ -291,7 +296,7 @@ def energy(joules: float) -> str:
     return f"{joules:.3g} J"
 
 
-def short(value: float) -> str:
+def three_digits(value: float) -> str:
     """Write a large number with three digits."""
     return compact_number(float(f"{value:.3g}"))
 
@@ -300,18 +305,18 @@ def short(value: float) -> str:
 RANGES: dict[str, Callable[[float], str]] = {
     "steps": lambda value: f"{value:,.0f}",
     "tokens": lambda value: f"{value:,.0f}",
-    "seconds": duration,
+    "seconds": format_duration,
 }
 # The columns of costs: title, key, format, whether a bar shows the share of the largest.
 COSTS = (
-    ("parameters", "parameters", short, True),
+    ("parameters", "parameters", three_digits, True),
     ("learning rate", "lr", lambda value: f"{value:.3g}", False),
     ("steps", "steps", lambda value: f"{value:,.0f}", False),
-    ("tokens", "tokens", short, True),
-    ("FLOPs", "flops", short, True),
-    ("time", "seconds", duration, True),
-    ("search before", "search_seconds", duration, False),
-    ("tokens/s", "tokens_per_second", short, True),
+    ("tokens", "tokens", three_digits, True),
+    ("FLOPs", "flops", three_digits, True),
+    ("time", "seconds", format_duration, True),
+    ("search before", "search_seconds", format_duration, False),
+    ("tokens/s", "tokens_per_second", three_digits, True),
     ("peak memory", "peak_bytes", byte_count, True),
     ("energy", "joules", energy, True),
 )
@@ -325,7 +330,7 @@ def sample_table(samples: Sequence[Json]) -> tuple[list[str], list[list[Cell]]]:
     }
     known = {t: values for t, values in columns.items() if any(v is not None for v in values)}
     cells = [
-        [Cell(format_number(v, SAMPLE_COLUMNS[title][1]), number(v)) for v in values]
+        [Cell(format_number(v, SAMPLE_COLUMNS[title][1]), sort_value(v)) for v in values]
         for title, values in known.items()
     ]
     return list(known), [list(line) for line in zip(*cells, strict=True)] or [[] for _ in samples]

@@ -172,12 +172,12 @@ def bar_charts(report: Report, colors: dict[str, int]) -> list[tuple[str, Markup
         )
     x = "bits per byte, lower is better"
     return [
-        (title, bars(values, reference_lines(report, title == "Likelihood"), x=x))
+        (title, bars(values, baseline_lines(report, title == "Likelihood"), x=x))
         for title, values in charts.items()
     ]
 
 
-def reference_lines(report: Report, is_likelihood: bool) -> list[ReferenceLine]:
+def baseline_lines(report: Report, is_likelihood: bool) -> list[ReferenceLine]:
     """Return the baselines of bits per byte: of a pseudo-likelihood the unigram model alone."""
     return [
         ReferenceLine(line.name, line.bits_per_byte)

@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from kinfolk.config import convert, field, from_fields
+from kinfolk.config import convert_value, field, from_fields
 from kinfolk.errors import UserError
 from kinfolk.text import patterns, sentencepiece
 from kinfolk.text.segment import HAN
@@ -118,8 +118,8 @@ def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path, settings: Tokeni
     roles = {configured_token(settings, role) for role in SPECIAL_TOKEN_ROLES}
     added = read_settings(file)
     for token, id in added.items():
-        convert(id, int, f"{file}: {token}")
-        convert(token, str, f"{file}: token")
+        convert_value(id, int, f"{file}: {token}")
+        convert_value(token, str, f"{file}: token")
     for token, id in sorted(added.items(), key=lambda pair: pair[1]):
         special = token in roles or token in (*GLM_MASKS, *GLM_ENDS.values())
         backend.add_tokens([AddedToken(token, normalized=False, special=special)])
@@ -145,7 +145,7 @@ def lines(file: Path) -> Sequence[str]:
 
 def read_settings(file: Path) -> dict[str, Any]:
     """Read a JSON object; a missing file is an empty object."""
-    return read_json(file) if file.is_file() else {}
+    return read_json_object(file) if file.is_file() else {}
 
 
 def read_config(file: Path) -> TokenizerConfig:
@@ -153,11 +153,11 @@ def read_config(file: Path) -> TokenizerConfig:
     settings = read_settings(file)
     from_fields(SettingFields, settings, f"{file}: ")
     for role in SPECIAL_TOKEN_ROLES:
-        convert(configured_token(settings, role), str | None, f"{file}: {role}_token")
+        convert_value(configured_token(settings, role), str | None, f"{file}: {role}_token")
     return settings
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """Read a JSON object."""
     text = "\n".join(lines(file))
     try:
@@ -455,7 +455,7 @@ def _gpt(
 
 
 def _vocab(file: Path) -> dict[str, int]:
-    vocab = read_json(file)
+    vocab = read_json_object(file)
     if not all(isinstance(id, int) for id in vocab.values()):
         raise UserError(f"{file} is not a vocabulary: every token must have an integer id")
     if sorted(vocab.values()) != list(range(len(vocab))) or not vocab:

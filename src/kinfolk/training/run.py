@@ -514,7 +514,7 @@ class Run:
                 return
             self.log.sync()
             keep = train.keep_checkpoints
-            saved = checkpoint.save(self.folder, step, write, keep=keep, best=is_best)
+            saved = checkpoint.save_checkpoint(self.folder, step, write, keep=keep, best=is_best)
         for callback in self.callbacks:
             callback.on_save(saved)
         whole = self.shards is None and shard is None  # process 0 has all of the model

@@ -166,7 +166,7 @@ def get_field(record: Any, name: str, where: str) -> Any:
     return value
 
 
-def as_text(value: Any, name: str, where: str) -> str:
+def field_text(value: Any, name: str, where: str) -> str:
     """Return the text of a field; a list of texts is joined with spaces."""
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return unix_newlines(" ".join(value))

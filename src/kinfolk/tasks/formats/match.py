@@ -42,7 +42,7 @@ def match_format(
     if trained.task == "lm":
         return trained
     file.check_commas()
-    if not labelled and is_plain_text(file, trained, labels):
+    if not labelled and is_unlabelled_text(file, trained, labels):
         return text_lines_spec(trained.task)
     if has_new_header(file, trained):
         return _detected_or(file, replace(trained, header=True), labelled=labelled)
@@ -82,7 +82,7 @@ def is_text_lines(file: LabelledFile, task: str) -> bool:
     return not file.is_json_lines and not any("\t" in line for line in file.sample_lines)
 
 
-def is_plain_text(file: LabelledFile, trained: FileSpec, labels: Sequence[str]) -> bool:
+def is_unlabelled_text(file: LabelledFile, trained: FileSpec, labels: Sequence[str]) -> bool:
     """Return whether a file is lines of text alone, which the training file was not."""
     if not is_text_lines(file, trained.task):
         return False

@@ -25,7 +25,7 @@ from kinfolk.tasks.formats.base import (
 from kinfolk.tasks.formats.detect import find_columns, table_spec
 from kinfolk.tasks.formats.labelled_file import (
     LabelledFile,
-    as_text,
+    field_text,
     get_field,
     preview,
     unix_newlines,
@@ -163,7 +163,7 @@ def _pairs(
     for number, texts, value in rows:
         where, column = f"line {number:,} of {file}", spec.columns.label
         values = filter(_has_value, value if isinstance(value, list) else [value])
-        references = (as_text(text, str(column), where).strip() for text in values)
+        references = (field_text(text, str(column), where).strip() for text in values)
         targets, source = [text for text in references if text], " ".join(texts).strip()
         if (column is not None and not targets) or not source:
             report.count("pairs with an empty side skipped, on lines", number)
@@ -184,7 +184,7 @@ def _pair(
 
 def mark_wsc_spans(record: Any, where: str) -> str:
     """Mark the two spans of a Winograd example: `_span1_` and `[span2]`, as CLUE's baselines do."""
-    text = as_text(get_field(record, "text", where), "text", where)
+    text = field_text(get_field(record, "text", where), "text", where)
     spans = [
         (
             get_field(record, f"target.span{n}_index", where),
@@ -213,7 +213,7 @@ def _record_cells(file: LabelledFile, columns: Columns) -> Iterator[Cells]:
             texts = [mark_wsc_spans(record, where)]
         else:
             fields = [(str(name), get_field(record, str(name), where)) for name in columns.texts]
-            texts = [as_text(v, name, where) if _has_value(v) else "" for name, v in fields]
+            texts = [field_text(v, name, where) if _has_value(v) else "" for name, v in fields]
         label = None if columns.label is None else get_field(record, str(columns.label), where)
         yield number, texts, label
 

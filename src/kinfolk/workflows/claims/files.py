@@ -14,7 +14,7 @@ from kinfolk.reports.page import write
 from kinfolk.version import __version__
 from kinfolk.workflows.claims.catalog import Scale
 from kinfolk.workflows.claims.scores import ClaimEffect
-from kinfolk.workflows.comparison.plan import write_json
+from kinfolk.workflows.comparison.plan import write_finite_json
 
 SCHEMA = 1
 SETTINGS_FILE = "claim.json"
@@ -52,7 +52,7 @@ class ClaimsSettings:
     def write(self, claim: Path) -> None:
         """Write the settings into the folder of a claim."""
         paths = [str(path) for path in self.corpus]
-        write_json({**asdict(self), "corpus": paths}, claim / SETTINGS_FILE)
+        write_finite_json({**asdict(self), "corpus": paths}, claim / SETTINGS_FILE)
 
     @classmethod
     def read(cls, claim: Path) -> Self:
@@ -79,13 +79,13 @@ def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimRes
         "seeds": settings.seeds,
         "claims": [asdict(result) for result in results],
     }
-    write_json(values, out / "claims.json")
+    write_finite_json(values, out / "claims.json")
     with new_file(out / "claims.csv", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *csv_lines(results)])
+        csv.writer(file).writerows([COLUMNS, *claim_csv_lines(results)])
     write(claims_page.render(values), out / "claims.html")
 
 
-def csv_lines(results: Sequence[ClaimResult]) -> Iterator[tuple[Any, ...]]:
+def claim_csv_lines(results: Sequence[ClaimResult]) -> Iterator[tuple[Any, ...]]:
     """Yield a line for each effect; a claim that was not run has one line without numbers."""
     for result in results:
         if not result.effects:

@@ -162,7 +162,9 @@ def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) ->
     means = {name: float(np.mean(scores)) for name, scores in measured.scores.items()}
     if claim.measure == "likelihood":
         corpora = {name: Path(plan.entrant_of[name].corpus) for name in means}
-        floors = {name: unigram_bits(c, corpus_fingerprint(c)) for name, c in corpora.items()}
+        floors = {
+            name: corpus_unigram_bits(c, corpus_fingerprint(c)) for name, c in corpora.items()
+        }
         best = min(means, key=lambda name: means[name])
         if means[best] < floors[best]:
             return None
@@ -179,7 +181,7 @@ def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) ->
 
 
 @cache
-def unigram_bits(folder: Path, fingerprint: str) -> float:
+def corpus_unigram_bits(folder: Path, fingerprint: str) -> float:
     """Return the bits per byte of the held-out text of a corpus by a unigram model."""
     corpus = Corpus.open(folder)
     scores = score_text(fit_ngram([(corpus, 1.0)], 1), Corpus.open(corpus.folder / "holdout"))

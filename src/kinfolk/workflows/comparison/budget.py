@@ -107,7 +107,7 @@ class Cost:
         return self.seconds if kind == "minutes" else self.flops if kind == "flops" else self.tokens
 
 
-def describe(budget: Budget) -> str:
+def describe_budget(budget: Budget) -> str:
     """Return how a budget is counted, in sentences."""
     return HOW[budget.kind]
 

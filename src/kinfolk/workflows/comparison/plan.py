@@ -305,7 +305,7 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Write plan.json."""
-        write_json(asdict(self), path)
+        write_finite_json(asdict(self), path)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -322,7 +322,7 @@ class Plan:
         return _with_tuples(cls, values, options=options, **parts)
 
 
-def write_json(value: Any, path: Path) -> None:
+def write_finite_json(value: Any, path: Path) -> None:
     """Write JSON, atomically; numbers that are not finite are written as null."""
     with new_file(path, durable=True) as file:
         file.write(json.dumps(_finite(value), ensure_ascii=False, indent=1) + "\n")
@@ -349,7 +349,7 @@ def _with_tuples(cls: Any, values: Mapping[str, Any], **others: Any) -> Any:
     return cls(**read, **others)
 
 
-def check_names(entrants: Sequence[Entrant]) -> None:
+def check_entrant_names(entrants: Sequence[Entrant]) -> None:
     """Refuse a comparison without entrants, and two entrants of one name."""
     if not entrants:
         raise UserError("no entrant is given: name families, such as gpt2/tiny bert/tiny")

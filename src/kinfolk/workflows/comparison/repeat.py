@@ -17,7 +17,7 @@ from kinfolk.files import new_folder
 from kinfolk.training.time_budget import DECISIONS, read_decisions, to_the_end
 from kinfolk.version import __version__
 from kinfolk.workflows.comparison.jobs import JobContext, read_result
-from kinfolk.workflows.comparison.plan import Job, Plan, write_json
+from kinfolk.workflows.comparison.plan import Job, Plan, write_finite_json
 from kinfolk.workflows.comparison.setup import machine
 
 REPETITION = (
@@ -52,8 +52,8 @@ def write_repetition(race: Path, out: Path) -> None:
         for name in DATA_FOLDERS:
             if (race / name).is_dir():
                 shutil.copytree(race / name, folder / name)
-        write_json(values["options"], folder / "options.json")
-        write_json(values, folder / "plan.json")
+        write_finite_json(values["options"], folder / "options.json")
+        write_finite_json(values, folder / "plan.json")
 
 
 def complete_plan(race: Path) -> Plan:

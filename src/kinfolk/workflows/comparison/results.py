@@ -23,7 +23,7 @@ from kinfolk.workflows.comparison.plan import (
     Plan,
     PlannedEntrant,
     RaceOptions,
-    write_json,
+    write_finite_json,
 )
 from kinfolk.workflows.comparison.samples import no_samples_reason
 from kinfolk.workflows.comparison.scores import BASELINE
@@ -75,7 +75,7 @@ def build_race(race: Path, plan: Plan) -> JsonObject:
         "complete": complete,
         "kinfolk": plan.kinfolk,
         "created": plan.created,
-        "command": command_line(plan),
+        "command": race_command(plan),
         "machine": plan.machine,
         "corpus": plan.corpus,
         "budget": {**plan.budget, "measured": measured, "tolerance": tolerance(plan)},
@@ -85,7 +85,7 @@ def build_race(race: Path, plan: Plan) -> JsonObject:
         "likelihood": likelihood,
         "tasks": [table for table, _, _ in tables],
         "probes": probe_tables(plan, results),
-        "samples": sample_rows(plan, results),
+        "samples": generated_samples(plan, results),
         "not_sampled": not_sampled(plan, failures),
         "verdicts": sentences,
         "notes": [*unequal_notes(plan, measured), *plan.notes, *failure_notes(plan, failures)],
@@ -95,14 +95,14 @@ def build_race(race: Path, plan: Plan) -> JsonObject:
 def write_race(race: Path, plan: Plan) -> JsonObject:
     """Write race.json, race.csv and race.html; return the contents of the first."""
     values = build_race(race, plan)
-    write_json(values, race / "race.json")
+    write_finite_json(values, race / "race.json")
     with new_file(race / "race.csv", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *csv_lines(values)])
+        csv.writer(file).writerows([COLUMNS, *score_csv_lines(values)])
     write(render(values), race / "race.html")
     return values
 
 
-def command_line(plan: Plan) -> str:
+def race_command(plan: Plan) -> str:
     """Return the command that asks for the same comparison."""
     options = plan.options
     if plan.repeats:
@@ -297,7 +297,7 @@ def probe_tables(plan: Plan, results: Results) -> list[JsonObject]:
     return tables
 
 
-def sample_rows(plan: Plan, results: Results) -> list[JsonObject]:
+def generated_samples(plan: Plan, results: Results) -> list[JsonObject]:
     """Return the samples of each entrant, and once the real continuations."""
     rows: list[JsonObject] = []
     reference: list[JsonObject] = []
@@ -337,7 +337,7 @@ def failure_notes(plan: Plan, failures: Mapping[str, str]) -> list[str]:
     ]
 
 
-def csv_lines(values: JsonObject) -> Iterator[tuple[Any, ...]]:
+def score_csv_lines(values: JsonObject) -> Iterator[tuple[Any, ...]]:
     """Yield a line for each score: of every seed, and their mean with its interval.
 
     Probes and generated texts are those of the first seed. Costs are not here: they differ when a

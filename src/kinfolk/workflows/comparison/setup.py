@@ -29,7 +29,7 @@ from kinfolk.workflows.comparison.budget import (
     Cost,
     RunSteps,
     budget_steps,
-    describe,
+    describe_budget,
     measure_costs,
     run_steps,
     spread_of,
@@ -50,10 +50,10 @@ from kinfolk.workflows.comparison.tasks import (
     BATCH_SIZE,
     any_raw,
     entrant_config,
+    entrant_recipe,
     finetune_steps,
     plan_tasks,
     read_tasks,
-    recipe_of,
     task_choices,
     unsupported,
 )
@@ -99,12 +99,12 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
     planned = plan_tasks(tasks, options, entrants, race, length)
     return Plan(
         options=options,
-        corpus=corpus_facts(options, source, corpora, common),
+        corpus=text_facts(options, source, corpora, common),
         budget={
             "kind": budget.kind,
             "amount": budget.amount,
             "words": budget.words,
-            "how": describe(budget),
+            "how": describe_budget(budget),
             "spread": spread,
             "timed": timed,
         },
@@ -164,11 +164,11 @@ def plan_notes(
                 "checkpoint of a network; baselines without a network do not need them."
             )
         if any(task.truncated.values()):
-            yield truncation_note(task, length)
+            yield task_truncation_note(task, length)
         yield from task.notes
 
 
-def truncation_note(task: PlannedTask, length: int) -> str:
+def task_truncation_note(task: PlannedTask, length: int) -> str:
     """Return how many texts networks do not read to their ends."""
     least, most = (f"{100 * of(task.truncated.values()):.1f} %" for of in (min, max))
     share = most if least == most else f"{least} to {most}, by entrant,"
@@ -305,7 +305,7 @@ def share_budget(
     Return also their largest difference, and whether the seconds of a step were measured.
     """
     recipes = {
-        e.name: recipe_of(e) for e in entrants if e.recipe is not None and not e.gradient_free
+        e.name: entrant_recipe(e) for e in entrants if e.recipe is not None and not e.gradient_free
     }
     if not recipes:
         return [*entrants], 0.0, False
@@ -335,7 +335,9 @@ def share_budget(
             shared.append(entrant)
             continue
         cost = with_guessed_seconds(timed_costs[entrant.name], options.device, threads)
-        shared.append(with_steps(entrant, recipes[entrant.name], runs[entrant.name], cost, options))
+        shared.append(
+            entrant_with_steps(entrant, recipes[entrant.name], runs[entrant.name], cost, options)
+        )
     return shared, spread, all(cost.seconds for cost in timed_costs.values())
 
 
@@ -365,7 +367,7 @@ def with_guessed_seconds(cost: Cost, device: str, threads: int) -> Cost:
     return cost if cost.seconds else replace(cost, seconds=cost.flops / flops)
 
 
-def with_steps(
+def entrant_with_steps(
     entrant: PlannedEntrant, recipe: Recipe, runs: RunSteps, cost: Cost, options: RaceOptions
 ) -> PlannedEntrant:
     """Scale the schedule of an entrant to the steps of its first seed."""
@@ -435,7 +437,7 @@ def baseline_entrants(
     return found
 
 
-def corpus_facts(
+def text_facts(
     options: RaceOptions, source: TextSource, corpora: Mapping[str, Corpus], common: str
 ) -> dict[str, Any]:
     """Return what a reader of the results must know about the text, as the baselines read it."""

@@ -177,11 +177,11 @@ def truncated_share(formulation: Formulation, tokenizer: Tokenizer, rows: Sequen
 def entrant_config(entrant: PlannedEntrant, tokenizer: Tokenizer) -> Any:
     """Return the config of an entrant's network."""
     if entrant.recipe is not None:
-        return recipe_of(entrant).model
+        return entrant_recipe(entrant).model
     return InitialWeights(name=entrant.model).config(tokenizer)
 
 
-def recipe_of(entrant: PlannedEntrant) -> Recipe:
+def entrant_recipe(entrant: PlannedEntrant) -> Recipe:
     """Return the recipe of an entrant that pretrains."""
     recipe: Recipe = from_json(dict(entrant.recipe or {}), group="recipe")
     return recipe
@@ -203,7 +203,7 @@ def any_raw(entrants: Sequence[PlannedEntrant]) -> bool:
     learning rate or pooling for reading a few tokens more than another.
     """
     return any(
-        tokens_of_steps(recipe_of(entrant), entrant.steps) < RAW_TOKENS
+        tokens_of_steps(entrant_recipe(entrant), entrant.steps) < RAW_TOKENS
         for entrant in entrants
         if entrant.pretrains and not entrant.gradient_free and entrant.left_out is None
     )

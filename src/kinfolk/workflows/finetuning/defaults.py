@@ -69,7 +69,7 @@ def tokens_of_steps(recipe: Recipe, steps: int) -> int:
     return steps * recipe.train.batch_size * int(recipe.objective.max_length)
 
 
-def default_train_config(config: Any, *, raw: bool) -> TrainConfig:
+def finetune_train_config(config: Any, *, raw: bool) -> TrainConfig:
     """Return the default training settings; wider networks have lower learning rates."""
     backbone = config.pretrained
     architecture = backbone.network.architecture

@@ -214,7 +214,7 @@ class FineTuneWorkload(Workload):
         sizes = list(map(len, sets))
         self.recipe = recipe = resolve_steps(recipe, sizes, settings)
         self.train, config = recipe.train, recipe.finetune
-        self.batches = training_batches(recipe, sets, tokenizer, processes.count)
+        self.batches = finetune_batches(recipe, sets, tokenizer, processes.count)
         model = model_for_task(recipe, backbone)
         obstacle = replay_obstacle(recipe, model)
         if self.train.cuda_graph == "yes" and obstacle is not None:
@@ -465,7 +465,7 @@ def check_shares(train: TrainConfig, processes: Processes) -> None:
         )
 
 
-def training_batches(
+def finetune_batches(
     recipe: FineTuneRecipe,
     sets: Sequence[Sequence[Instance]],
     tokenizer: Tokenizer,

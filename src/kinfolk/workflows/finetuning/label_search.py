@@ -45,7 +45,7 @@ def search_label_weights(label_sets: int, out: Path, train: TrainWithWeights) ->
             "weights"
         )
     check_new_folder(out, RESUME)
-    runs = {weights: out / folder_name(weights) for weights in grid(label_sets)}
+    runs = {weights: out / weights_folder_name(weights) for weights in grid(label_sets)}
     with new_folder(out) as partial:
         for folder in runs.values():
             (partial / folder.name).mkdir()
@@ -70,7 +70,7 @@ def grid(label_sets: int, steps: int = GRID_STEPS) -> list[Weights]:
     return [tuple(part / steps for part in some) for some in parts(steps, label_sets)]
 
 
-def folder_name(weights: Weights) -> str:
+def weights_folder_name(weights: Weights) -> str:
     """Return the name of the run with these weights."""
     return PREFIX + "-".join(f"{weight:g}" for weight in weights)
 

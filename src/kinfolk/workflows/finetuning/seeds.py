@@ -80,7 +80,7 @@ def is_multi_seed(out: Path) -> bool:
     return (out / "seed-0").is_dir()
 
 
-def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback]]) -> Path:
+def resume_seeds(out: Path, progress: Callable[[Path], AbstractContextManager[Callback]]) -> Path:
     """Resume the runs that are not finished, and start those that were not started."""
     folders = seed_folders(out)
     if (out / "scores.json").is_file():

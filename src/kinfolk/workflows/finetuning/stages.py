@@ -135,7 +135,7 @@ def finetune_in_stages(
         length=length,
         metric=metric,
     )
-    check_settings(recipe)
+    check_stage_settings(recipe)
     with new_folder(out) as folder:
         recipe.dataset.write_rows(folder)
         write_json(recipe, folder / "recipe.json")
@@ -193,7 +193,7 @@ def check_stages(
     return model
 
 
-def check_settings(recipe: StagesRecipe) -> None:
+def check_stage_settings(recipe: StagesRecipe) -> None:
     """Refuse settings that a later stage would refuse, before the first one starts."""
     for stage in STAGES[:-1]:
         own = recipe.settings_of(stage)
@@ -225,7 +225,7 @@ def run_stages(recipe: StagesRecipe, out: Path, progress: RunProgress) -> Path:
     with exclusive_run(out):
         for stage in recipe.stages:
             folder = out / stage
-            if not is_complete(folder):
+            if not is_stage_complete(folder):
                 with progress(folder) as callback:
                     run_stage(stage, recipe, weights, folder, callback)
             weights = str(folder)
@@ -261,7 +261,7 @@ def run_stage(
     pretrain(pretraining_recipe(weights, corpus, settings=settings), folder, callbacks=[callback])
 
 
-def is_complete(folder: Path) -> bool:
+def is_stage_complete(folder: Path) -> bool:
     """Return whether a run has ended and has its report."""
     newest = checkpoint.latest_valid(folder) if folder.is_dir() else None
     if newest is None or not (folder / "report.html").is_file():

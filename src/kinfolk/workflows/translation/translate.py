@@ -147,7 +147,7 @@ def score(run: Path) -> TranslationScore | None:
     return facts
 
 
-def evaluate(
+def evaluate_translation(
     path: Path | str,
     texts: SentencePairs,
     *,
