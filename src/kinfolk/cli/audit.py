@@ -39,7 +39,7 @@ EARLIER = {
 
 
 @command("kinfolk audit notes/ -o audit.html", panel=DATA)
-def audit(
+def audit_command(
     files: list[Path] = FILES,
     out: Path | None = REPORT,
     force: bool = FORCE,

@@ -42,7 +42,7 @@ COMMANDS = (*SETTINGS, "reset", "help", "quit")
     only=FIELDS,
     help={"max_new_tokens": "Maximum number of tokens per reply"},
 )
-def chat(
+def chat_command(
     model: Path = MODEL,
     tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,

@@ -31,7 +31,7 @@ STYLES = {"holds": "green", "reversed": "red"}
 
 
 @command("kinfolk claims electra nsp --corpus notes/ --task triage.tsv -o claims", panel=EVALUATE)
-def claims(
+def claims_command(
     names: list[str] | None = typer.Argument(
         None, metavar="[NAME]...", help="Claims to test [default: all]."
     ),

@@ -112,7 +112,7 @@ class ScoreOptions:
 @option_group("budget", BudgetOptions, panel=BUDGET)
 @option_group("data", RaceDataOptions, panel=DATA)
 @option_group("scores", ScoreOptions, panel=SCORES)
-def compare(
+def compare_command(
     context: typer.Context,
     entrants: list[str] | None = typer.Argument(
         None,
@@ -194,7 +194,7 @@ def compare(
     if plan:
         from kinfolk.workflows.comparison.compare import plan_only
 
-        show_plan(plan_only(options, jobs=jobs, on_message=note))
+        show_race_plan(plan_only(options, jobs=jobs, on_message=note))
     elif out is not None:
         run(options, out, jobs, json=json)
 
@@ -342,7 +342,7 @@ def describe_job(job: "Job") -> str:
     return " ".join(parts)
 
 
-def show_plan(plan: "Plan") -> None:
+def show_race_plan(plan: "Plan") -> None:
     """Print the plan: what each entrant does, the tasks, and the time."""
     timed = plan.budget.get("timed")
     seconds_title = "seconds a step" if timed else "guessed seconds a step"

@@ -57,7 +57,7 @@ MAX_LENGTH = option(
 
 
 @command("kinfolk embed runs/bert texts.txt -o vectors.npz --whiten", panel=USE)
-def embed(
+def embed_command(
     model: Path = MODEL,
     texts: Path = typer.Argument(..., metavar="TEXTS", help=TEXTS_HELP),
     out: Path = option("FILE", "Output file: .npz or .parquet.", *OUT, default=...),

@@ -117,7 +117,7 @@ class FewShotOptions:
 @option_group("test", TestOptions)
 @option_group("few_shot", FewShotOptions, panel="Zero-shot and few-shot")
 @option_group("pairs", ScoredPairOptions, panel=PAIRS)
-def evaluate(
+def evaluate_command(
     model: Path | None = typer.Argument(
         None, metavar="MODEL", help="Run, checkpoint or model folder."
     ),

@@ -275,7 +275,7 @@ class StageOptions:
 @option_group("stage_options", StageOptions, panel="Stages (ULMFiT)")
 @field_options("finetuning", FineTuneConfig, panel="Fine-tuning")
 @field_options("training", TrainConfig, without=("minutes",), defaults=DEFAULTS, help=HELP)
-def finetune(
+def finetune_command(
     context: typer.Context,
     model: str | None = typer.Argument(
         None,
@@ -347,7 +347,7 @@ def finetune(
         seed=training.get("seed", 0),
     )
     if data.suite is not None:
-        run_suite(data, train, out, device=training.get("device", "auto"), json=json)
+        finetune_suite(data, train, out, device=training.get("device", "auto"), json=json)
         return
     for dataset in datasets:
         for message in dataset.messages():
@@ -591,7 +591,9 @@ def score_table(results: "SeedResults") -> Table:
     return scores
 
 
-def run_suite(data: DataOptions, train: "TrainFn", out: Path, *, device: str, json: bool) -> None:
+def finetune_suite(
+    data: DataOptions, train: "TrainFn", out: Path, *, device: str, json: bool
+) -> None:
     """Fine-tune on every dataset of a suite, and print the scores."""
     from kinfolk.workflows.finetuning import suites
 

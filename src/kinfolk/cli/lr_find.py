@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 SHOWN_ROWS = 15  # of the table
 
 
-@command("kinfolk lr-find gpt2/tiny --corpus corpus -o lr.html", panel=TRAIN, name="lr-find")
-def lr_find(
+@command("kinfolk lr-find gpt2/tiny --corpus corpus -o lr.html", panel=TRAIN)
+def lr_find_command(
     model: str = typer.Argument(
         ..., metavar="MODEL", help="FAMILY[/SIZE] (see kinfolk members), or a model folder."
     ),
@@ -81,11 +81,11 @@ def lr_find(
         lambda: render(lr_find_page(result)),
         json=json,
         values=lambda: asdict(result) | {"tenth": result.tenth},
-        show=lambda: show(result),
+        show=lambda: show_suggestion(result),
     )
 
 
-def show(result: "LRFindResult") -> None:
+def show_suggestion(result: "LRFindResult") -> None:
     """Print some of the losses, and the suggested rates."""
     rows = table(*numbers("step", "learning rate", "loss", "smoothed"))
     done = len(result.rates)

@@ -26,7 +26,7 @@ EARLIER = {"kind": "architecture", "can": "capabilities"}  # keys that programs 
 
 
 @command("kinfolk members", panel=MODELS)
-def members(
+def members_command(
     family: str | None = typer.Argument(
         None, metavar="FAMILY", help="List the sizes of this family."
     ),

@@ -21,7 +21,7 @@ MODEL_AND_DATA, DEVICES_PANEL = "Model and data", "Devices"
 
 
 @command("kinfolk plan gpt2/base --tokens 3B --devices 8 --gpu h100 --parallel fsdp", panel=TRAIN)
-def plan(
+def plan_command(
     context: typer.Context,
     model: str = typer.Argument(..., metavar="FAMILY/SIZE", help="See kinfolk members."),
     tokens: str = option("T", "Tokens to train on: 3e9 or 3B.", default=..., panel=MODEL_AND_DATA),

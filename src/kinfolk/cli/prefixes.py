@@ -50,7 +50,7 @@ ABSENT = (
 @command("kinfolk prefixes runs/gpt2 --train reviews.tsv -o runs/sentiment", panel=TRAIN)
 @field_options("prefixes", PrefixConfig, panel="Prefixes")
 @field_options("training", TrainConfig, without=ABSENT, defaults=DEFAULTS, help=HELP)
-def prefixes(
+def prefixes_command(
     context: typer.Context,
     model: str | None = typer.Argument(
         None, metavar="MODEL", help="Run or model folder of a GPT, GPT-2 or GPT-3."
@@ -77,7 +77,7 @@ def prefixes(
     """
     if resume is not None:
         check_resume(context, resume, "prefixes")
-        finish(resume, json=json)
+        finish_prefixes(resume, json=json)
         return
     if model is None:
         raise UsageError("missing MODEL: the folder of a GPT, GPT-2 or GPT-3")
@@ -107,20 +107,20 @@ def prefixes(
             settings=[*settings, *(overrides or [])],
             callbacks=[progress],
         )
-    show(out, json=json)
+    show_prefixes(out, json=json)
 
 
-def finish(run: Path, *, json: bool) -> None:
+def finish_prefixes(run: Path, *, json: bool) -> None:
     """Resume a run and print what it made."""
     from kinfolk.cli.run_progress import run_progress
     from kinfolk.workflows.pretrain import resume
 
     with run_progress(run.name, f"kinfolk prefixes --resume {run}") as progress:
         resume(run, callbacks=[progress])
-    show(run, json=json)
+    show_prefixes(run, json=json)
 
 
-def show(run: Path, *, json: bool) -> None:
+def show_prefixes(run: Path, *, json: bool) -> None:
     """Print the attributes of a run, its dev metrics and how to use it."""
     from kinfolk.config import read_json
     from kinfolk.workflows.prefix_tuning.files import PREFIXES

@@ -44,7 +44,7 @@ KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")  # of a 
 @command("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 --lr 2e-3", panel=TRAIN)
 @option_group("translation", TranslationOptions, panel=PAIRS)
 @field_options("train", TrainConfig)
-def pretrain(
+def pretrain_command(
     context: typer.Context,
     model: str | None = typer.Argument(
         None,
