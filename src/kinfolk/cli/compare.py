@@ -22,6 +22,7 @@ from kinfolk.cli.app import (
 )
 from kinfolk.cli.options import UsageError, option_group, parse_count, parse_minutes
 from kinfolk.cli.output import (
+    SECONDS_BETWEEN_LINES,
     duration,
     note,
     numbers,
@@ -41,10 +42,9 @@ if TYPE_CHECKING:
 
 BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
 RUNTIME = "Runtime"
-BUDGETS = {"minutes": parse_minutes, "flops": parse_count, "tokens": parse_count}
-MAX_ROWS = 2**24
+BUDGET_PARSERS = {"minutes": parse_minutes, "flops": parse_count, "tokens": parse_count}
+MAX_TASK_ROWS = 2**24
 MAX_SENTENCES = 20  # of the verdict on the terminal; race.json has all
-SECONDS_BETWEEN_LINES = 30.0  # about a job that runs
 MIN_SHARE = 0.05  # of a job that tells how long the rest of it takes
 TRAININGS = ("search", "pretrain", "finetune")  # kinds of jobs
 
@@ -92,8 +92,10 @@ class ScoreOptions:
     """What is scored, and how much of it."""
 
     labels: str = option("LIST", "Sizes of the labelled training sets.", default="16,64,256,all")
-    test_rows: int = option("N", "Test rows, at most.", default=1000, min=1, max=MAX_ROWS)
-    train_rows: int = option("N", "Training rows, at most.", default=10_000, min=2, max=MAX_ROWS)
+    test_rows: int = option("N", "Test rows, at most.", default=1000, min=1, max=MAX_TASK_ROWS)
+    train_rows: int = option(
+        "N", "Training rows, at most.", default=10_000, min=2, max=MAX_TASK_ROWS
+    )
     task_steps: int = option("N", "Steps of a fine-tuning, at most.", default=320, min=1, max=2**30)
     task_epochs: float | None = option(
         "X", "Epochs of a fine-tuning [default: 3, and more for few rows].", min=0, max=1e6
@@ -174,7 +176,7 @@ def compare_command(
         raise UsageError("missing --corpus PATH: text, or a corpus from kinfolk prepare")
     amounts = {
         name: None if given is None else parse(given, f"--{name}")
-        for name, parse in BUDGETS.items()
+        for name, parse in BUDGET_PARSERS.items()
         for given in [vars(budget)[name]]
     }
     settings = {**vars(data), **vars(scores), "device": device, "search": budget.search}

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kinfolk.tasks.task import EvaluationResult
     from kinfolk.workflows.predict import Predictor
 
-MAX_CLASSES = 20  # classes with their scores; the report has more
+MAX_PRINTED_CLASSES = 20  # classes with their scores; the report has more
 SECONDS_WITHOUT_ESTIMATE = 60  # of the time that scoring a text takes
 LABELS = "Labelled data"
 NOTHING_SCORED = "no score is complete and nothing was written; run the same command again"
@@ -396,7 +396,7 @@ def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
 
 def baseline_table(result: "EvaluationResult") -> Table:
     """Return the scores of the model and of the baselines that need no training rows."""
-    from kinfolk.tasks.baselines import TITLES
+    from kinfolk.tasks.baselines import BASELINE_TITLES
     from kinfolk.tasks.task import metric_title
 
     rows = table("", *numbers(*map(metric_title, result.scores)))
@@ -404,7 +404,7 @@ def baseline_table(result: "EvaluationResult") -> Table:
     for baseline in result.baselines:
         bounds = [baseline.scores[name] for name in result.scores]
         cells = (f"{b.score:.3f} [{b.low:.3f}, {b.high:.3f}]" for b in bounds)
-        rows.add_row(TITLES[baseline.name], *map(escape, cells))
+        rows.add_row(BASELINE_TITLES[baseline.name], *map(escape, cells))
     return rows
 
 
@@ -434,7 +434,7 @@ def print_result(result: "EvaluationResult") -> None:
     classes = error_analysis.per_class_scores(result)
     if classes:
         rows = table("", *numbers("precision", "recall", "F1", "support"))
-        for label, score in list(classes.items())[:MAX_CLASSES]:
+        for label, score in list(classes.items())[:MAX_PRINTED_CLASSES]:
             values = [f"{value:.3f}" for value in (score.precision, score.recall, score.f1)]
             rows.add_row(escape(visible(label)), *values, f"{score.support:,}")
         print_table(rows, "per-class metrics")

@@ -51,10 +51,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LM_STAGES = ("general", "target")  # whose settings begin with their names
-KEYS = ("model", "formulations", "datasets", "teacher", "init_from", "name")  # of a recipe
+# Of a recipe.
+FINETUNE_RECIPE_KEYS = ("model", "formulations", "datasets", "teacher", "init_from", "name")
 
 # Defaults of training that differ in fine-tuning.
-DEFAULTS = {
+FINETUNE_DEFAULTS = {
     "steps": "from --epochs, at least 400",
     "lr": "by family, hidden size and pretraining",
     "schedule": "linear",
@@ -69,7 +70,7 @@ OF_A_FOLDER = (
     "give one of its files (TSV, CSV, JSONL, CoNLL, SQuAD ...); --suite NAME DIR reads a folder "
     "of data sets, such as glue"
 )
-HELP = {
+FINETUNE_HELP = {
     "batch_size": "number of examples in an optimizer step",
     "eval_every": "number of steps between evaluations on the dev rows",
 }
@@ -274,7 +275,9 @@ class StageOptions:
 @option_group("model_options", ModelOptions)
 @option_group("stage_options", StageOptions, panel="Stages (ULMFiT)")
 @field_options("finetuning", FineTuneConfig, panel="Fine-tuning")
-@field_options("training", TrainConfig, without=("minutes",), defaults=DEFAULTS, help=HELP)
+@field_options(
+    "training", TrainConfig, without=("minutes",), defaults=FINETUNE_DEFAULTS, help=FINETUNE_HELP
+)
 def finetune_command(
     context: typer.Context,
     model: str | None = typer.Argument(
@@ -328,7 +331,11 @@ def finetune_command(
     if model_options.teacher is not None:
         check_model_folder(model_options.teacher)
     check_new_folder(out)
-    keys = KEYS if stage_options.stages is None else (*KEYS, *LM_STAGES)
+    keys = (
+        FINETUNE_RECIPE_KEYS
+        if stage_options.stages is None
+        else (*FINETUNE_RECIPE_KEYS, *LM_STAGES)
+    )
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, keys)
     settings = [*as_settings(training, "train."), *as_settings(finetuning, "finetune.")]
     settings += overrides or []
@@ -576,13 +583,13 @@ def print_label_search(run: Path, best: Path, *, json: bool) -> None:
 
 def score_table(results: "SeedResults") -> Table:
     """Return the dev scores: a column per run, mean and std of several, then the baselines."""
-    from kinfolk.tasks.baselines import TITLES
+    from kinfolk.tasks.baselines import BASELINE_TITLES
     from kinfolk.tasks.task import format_score, metric_title
 
     several = len(results.runs) > 1
     names = [run.name for run in results.runs] if several else ["dev"]
     names += ["mean", "std"] if several else []
-    scores = table("", *numbers(*names, *(TITLES[name] for name in results.baselines)))
+    scores = table("", *numbers(*names, *(BASELINE_TITLES[name] for name in results.baselines)))
     for name in results.names:
         values = [run[name] for run in results.runs.values()]
         values += [*results.mean(name)] if several else []

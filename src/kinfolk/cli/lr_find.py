@@ -19,7 +19,7 @@ from kinfolk.cli.output import (
     saved_on_interrupt,
     table,
 )
-from kinfolk.cli.pretrain import KEYS, check_data
+from kinfolk.cli.pretrain import PRETRAIN_RECIPE_KEYS, check_data
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.lr_range import check_range
 from kinfolk.workflows.folders import check_new_page, model_or_family
@@ -55,7 +55,7 @@ def lr_find_command(
     model = model_or_family(model)
     check_range(steps, lowest, highest)
     mixture = check_data(corpus or [], None, required=True)
-    check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
+    check_overrides(overrides or [], {"train": TrainConfig}, PRETRAIN_RECIPE_KEYS)
     if out is not None:
         check_new_page(out, [Path(share.corpus) for share in mixture], force=force)
     from kinfolk.reports.lr_find_page import render

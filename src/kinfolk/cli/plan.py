@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kinfolk.cli.app import JSON, MAX_TOKENS, MAX_VOCAB, TRAIN, command, flag, option
-from kinfolk.cli.options import SUFFIXES, parse_count
+from kinfolk.cli.options import COUNT_SUFFIXES, parse_count
 from kinfolk.cli.output import numbers, print_facts, print_json, print_line, print_table, table
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, index
@@ -261,7 +261,7 @@ def fit_mark(size: int, capacity: int) -> str:
 
 def short_count(number: float) -> str:
     """Return a number with a suffix: 124.4M."""
-    for suffix, scale in reversed(SUFFIXES.items()):
+    for suffix, scale in reversed(COUNT_SUFFIXES.items()):
         if number >= scale:
             return f"{number / scale:,.4g}{suffix}"
     return f"{number:g}"

@@ -20,7 +20,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_input_file, check_model_folder, check_new_folder
 
 # Defaults and settings of this command, where they differ from those of pretraining.
-DEFAULTS = {
+PREFIX_DEFAULTS = {
     "steps": "1,000",
     "lr": "0.001",
     "schedule": "linear",
@@ -32,7 +32,7 @@ DEFAULTS = {
     "save_every": "200",
     "eval_batches": "32",
 }
-HELP = {
+PREFIX_HELP = {
     "batch_size": "number of texts in an optimizer step",
     "eval_every": "number of steps between evaluations on the dev texts",
 }
@@ -49,7 +49,7 @@ ABSENT = (
 
 @command("kinfolk prefixes runs/gpt2 --train reviews.tsv -o runs/sentiment", panel=TRAIN)
 @field_options("prefixes", PrefixConfig, panel="Prefixes")
-@field_options("training", TrainConfig, without=ABSENT, defaults=DEFAULTS, help=HELP)
+@field_options("training", TrainConfig, without=ABSENT, defaults=PREFIX_DEFAULTS, help=PREFIX_HELP)
 def prefixes_command(
     context: typer.Context,
     model: str | None = typer.Argument(
@@ -123,20 +123,20 @@ def finish_prefixes(run: Path, *, json: bool) -> None:
 def show_prefixes(run: Path, *, json: bool) -> None:
     """Print the attributes of a run, its dev metrics and how to use it."""
     from kinfolk.config import read_json
-    from kinfolk.workflows.prefix_tuning.files import PREFIXES
+    from kinfolk.workflows.prefix_tuning.files import PREFIXES_FILE
     from kinfolk.workflows.report import best_metrics
 
     recipe: Any = read_json(run / "recipe.json")
     metrics = best_metrics(run)
     if json:
-        values = {"run": run, "prefixes": run / PREFIXES, "model": recipe.init_from}
+        values = {"run": run, "prefixes": run / PREFIXES_FILE, "model": recipe.init_from}
         print_json(values | {"attributes": recipe.attributes, "dev": metrics})
         return
     if "accuracy" in metrics:
         share = f"{metrics['accuracy']:.1%} of the dev texts are likeliest after their own prefix"
         print_line(share)
     print_line(f"attributes: {', '.join(recipe.attributes)}")
-    print_line(f"prefixes:   {run / PREFIXES}")
+    print_line(f"prefixes:   {run / PREFIXES_FILE}")
     print_line(
         f"next:       kinfolk generate {recipe.init_from} PROMPT --prefix-from {run} "
         f"--attribute {recipe.attributes[-1]}"

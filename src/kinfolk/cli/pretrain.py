@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from kinfolk.workflows.recipe import CorpusShare, Recipe
     from kinfolk.workflows.translation.parallel import SentencePairs
 
-KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")  # of a recipe, beside train
+# Of a recipe, beside train.
+PRETRAIN_RECIPE_KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")
 
 
 @command("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 --lr 2e-3", panel=TRAIN)
@@ -118,7 +119,7 @@ def pretrain_command(
         raise UsageError("missing -o RUN: the run folder to write")
     mixture = check_data(corpus or [], pairs, required=recipe is None)
     check_new_folder(out)
-    check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
+    check_overrides(overrides or [], {"train": TrainConfig}, PRETRAIN_RECIPE_KEYS)
     settings = [*as_settings(train, "train."), *(overrides or [])]
     check_one_length(settings)
     chosen: Recipe

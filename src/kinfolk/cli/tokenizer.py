@@ -202,10 +202,10 @@ def compare_tokenizers_command(
         check_new_page(out, [*files, *(tokenizer or [])], force=force)
     from kinfolk.reports.page import write
     from kinfolk.reports.tokenizers_page import render
-    from kinfolk.workflows.compare_tokenizers import compare
+    from kinfolk.workflows.compare_tokenizers import compare_tokenizers
 
     with errors.status("reading") as status:
-        comparison = compare(
+        comparison = compare_tokenizers(
             files,
             folders=tokenizer or [],
             train=train or [],

@@ -22,7 +22,7 @@ from kinfolk.data.files import (
     COMPRESSION_SUFFIXES,
     DATASET_PREFIX,
     DELIMITED_SUFFIXES,
-    JSON,
+    JSON_SUFFIXES,
     MAX_LINE_CHARS,
     PARQUET,
     STDIN,
@@ -164,7 +164,7 @@ def progress_reporter(
 
 def is_plain_text(path: Path) -> bool:
     """Return whether the lines of a document are lines of its file."""
-    tables = (*JSON, *DELIMITED_SUFFIXES, *PARQUET)
+    tables = (*JSON_SUFFIXES, *DELIMITED_SUFFIXES, *PARQUET)
     return content_suffix(path) not in tables and not is_dataset_name(path)
 
 
@@ -254,7 +254,7 @@ def _check(options: ReadOptions, files: Sequence[Path]) -> None:
     """Refuse a field or a column that no source has."""
     kinds = {_file_type(path, options) for path in files}
     tables = {*PARQUET, DATASET_PREFIX}
-    if options.field is not None and not kinds & {*JSON, *tables}:
+    if options.field is not None and not kinds & {*JSON_SUFFIXES, *tables}:
         raise UserError(f"--field {options.field}: only .jsonl, .json and .parquet have fields")
     if options.column is not None and not kinds & {*DELIMITED_SUFFIXES, *tables}:
         raise UserError(f"--column {options.column}: only .tsv, .csv and .parquet have columns")
@@ -311,7 +311,7 @@ def _texts(
         return ((row, True) for row in read_delimited(source, options.column, problems))
     elif kind in PARQUET:
         rows = read_parquet(source, column)
-    elif kind not in JSON:
+    elif kind not in JSON_SUFFIXES:
         return _blocks(source, options.per, problems)
     elif problems is None:
         rows = read_jsonl(source, field)

@@ -212,7 +212,7 @@ def parameters(c: BertConfig) -> ParameterMap:
 
 
 # Our config field: that of transformers, in BERT and its descendants.
-FIELDS = {
+BERT_FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -268,7 +268,7 @@ FAMILY = Family(
         model_type="bert",
         architecture="BertForPreTraining",
         config=BertConfig,
-        fields=FIELDS,
+        fields=BERT_FIELDS,
         parameters=parameters,
         intermediate_size="intermediate_size",
         token_ids={"pad": "pad"},

@@ -25,8 +25,8 @@ from kinfolk.families.base import (
     mimetic_sizes,
 )
 from kinfolk.families.bert import (
+    BERT_FIELDS,
     EMBEDDING_STD,
-    FIELDS,
     REQUIRED,
     BertConfig,
     BertEmbeddings,
@@ -274,7 +274,8 @@ FAMILY = Family(
         architecture="ElectraForPreTraining",
         config=ElectraConfig,
         # The last one is only ours: transformers keeps unknown fields.
-        fields=FIELDS | {"embedding_size": "embedding_size", "generator_size": "generator_share"},
+        fields=BERT_FIELDS
+        | {"embedding_size": "embedding_size", "generator_size": "generator_share"},
         parameters=parameters,
         intermediate_size="intermediate_size",
         token_ids={"pad": "pad"},

@@ -19,7 +19,7 @@ from kinfolk.families.base import (
     mimetic_sizes,
 )
 from kinfolk.families.bert import (
-    FIELDS,
+    BERT_FIELDS,
     REQUIRED,
     BertConfig,
     BertEncoder,
@@ -139,7 +139,7 @@ FAMILY = Family(
         model_type="roberta",
         architecture="RobertaForMaskedLM",
         config=RobertaConfig,
-        fields={ours: theirs for ours, theirs in FIELDS.items() if ours != "max_length"}
+        fields={ours: theirs for ours, theirs in BERT_FIELDS.items() if ours != "max_length"}
         | {"padding_idx": "pad_token_id"},
         parameters=parameters,
         intermediate_size="intermediate_size",

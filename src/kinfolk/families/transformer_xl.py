@@ -39,7 +39,7 @@ from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.training.config import TrainConfig
 
-MAX_SCORES = 2**25  # attention scores that a layer holds at a time while it reads a prompt
+MAX_PREFILL_SCORES = 2**25  # attention scores that a layer holds at a time while it reads a prompt
 
 
 @config("transformer_xl")
@@ -168,7 +168,7 @@ class TransformerXL(LanguageModel):
         """Yield the tokens in parts, in order, each with few enough attention scores to hold."""
         assert inputs.key_mask is not None, "call append_to_cache() first"
         length, keys = inputs.input_ids.shape[1], inputs.key_mask.document_ids.shape[1]
-        size = max(MAX_SCORES // (len(inputs.input_ids) * self.config.num_heads * keys), 1)
+        size = max(MAX_PREFILL_SCORES // (len(inputs.input_ids) * self.config.num_heads * keys), 1)
         if size >= length:
             yield inputs
             return

@@ -30,13 +30,12 @@ from kinfolk.hub.formats import (
 from kinfolk.hub.importers import FOLDERS, convert_folder, find_checkpoint, read_checkpoint
 from kinfolk.hub.weights import SAFETENSORS, read_object, read_weights
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.language_model import NORMS, LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig, TaskModelConfig
 from kinfolk.text.characters import character_table
 from kinfolk.text.tokenizer import Tokenizer
 
 BAD_WORDS = "bad_words_ids"  # of generation_config.json alone
-NORMS = (nn.LayerNorm, nn.RMSNorm)
 FolderFormat = HuggingFace | WithHead | Native  # how config.json and the parameters are named
 
 

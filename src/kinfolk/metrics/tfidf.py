@@ -20,7 +20,7 @@ from kinfolk.types import FloatArray
 TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 MAX_WEIGHTS = 500_000  # features times classes: the features in the most texts are kept
 MAX_FEATURES = 50_000
-MAX_ITERATIONS = 30  # of L-BFGS
+MAX_LBFGS_ITERATIONS = 30  # of L-BFGS
 INVERSE_PENALTY = 5.0  # C of scikit-learn: the loss is summed over texts, |weights|^2 / 2C added
 PAIR_FIELDS = ("a", "b", "both")
 
@@ -162,6 +162,10 @@ def fit_logistic(inputs: Any, targets: NDArray[np.int64], classes: int) -> Float
 
     start = np.zeros((size + 1) * classes)
     found = minimize(
-        loss, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_ITERATIONS, "gtol": 1e-5}
+        loss,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": MAX_LBFGS_ITERATIONS, "gtol": 1e-5},
     )
     return np.asarray(found.x.reshape(size + 1, classes))

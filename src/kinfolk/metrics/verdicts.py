@@ -15,8 +15,8 @@ DECIMALS = {"points": 1, BITS: 3}  # of the units, in sentences
 MAX_DECIMALS = 5
 # Baselines that know no text, and what to call them where a network is not above them.
 FLOORS = {"majority": "the largest class", "mean": "the mean of all rows", "unigram": ""}
-ROUNDING = 1e-9  # differences below it are none
-ROWS = {BITS: "held-out documents"}  # what an interval of one seed covers; else test rows
+DIFFERENCE_ROUNDING = 1e-9  # differences below it are none
+RESAMPLED_ROWS = {BITS: "held-out documents"}  # what an interval of one seed covers; else test rows
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Wording:
                 which = f"the 95 % {noun} of {len(wide)} of {len(ties)} pairs {verb}"
             return f"{self.too_few(wide)}: {which} wider than the scale"
         largest = max(abs(bound) for d in ties for bound in (d.low, d.high))
-        if largest < ROUNDING:
+        if largest < DIFFERENCE_ROUNDING:
             return self.same
         (most,) = self.numbers(largest)
         return f"all 95 % intervals include 0 and reach up to {most} {self.unit}"
@@ -62,11 +62,11 @@ class _Wording:
     @property
     def same(self) -> str:
         """What is said of entrants whose predictions are alike."""
-        return f"the same scores on all {ROWS.get(self.unit, 'test rows')}"
+        return f"the same scores on all {RESAMPLED_ROWS.get(self.unit, 'test rows')}"
 
     def too_few(self, wide: Sequence[Difference]) -> str:
         """Return what there is too little of, where intervals are wider than the scale."""
-        rows = ROWS.get(self.unit, "test rows")
+        rows = RESAMPLED_ROWS.get(self.unit, "test rows")
         return f"too few {rows if all(d.too_few == 'rows' for d in wide) else 'seeds'} to tell"
 
     def share(self, d: Difference) -> str:
@@ -82,7 +82,7 @@ class _Wording:
         seeds = min((d.seeds for d in differences if d.seeds), default=0)
         covered: list[str] = []
         if any(d.rows_only for d in differences):
-            rows = ROWS.get(self.unit, "test rows")
+            rows = RESAMPLED_ROWS.get(self.unit, "test rows")
             covered = [f"one seed: the interval covers {rows} only, not training"]
         elif seeds:
             planned = f" of {self.seeds}" if seeds < self.seeds else ""
@@ -242,7 +242,7 @@ def _tie(wording: _Wording, group: Sequence[str], ties: Mapping[frozenset[str], 
     names = join_words([wording.title(name) for name in group])
     between = f"no difference shown between {names} on {wording.where}"
     ending = _after(wording.runs(within))
-    if all(abs(bound) < ROUNDING for d in within for bound in (d.low, d.high)):
+    if all(abs(bound) < DIFFERENCE_ROUNDING for d in within for bound in (d.low, d.high)):
         return f"{between} ({wording.same}{ending})"
     if len(within) == 1:
         value, low, high = wording.numbers(*better_by(within[0]))

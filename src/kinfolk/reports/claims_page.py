@@ -10,7 +10,7 @@ from kinfolk.reports.charts import IntervalRow, interval_chart
 
 VERDICTS = {"holds": 2, "reversed": 1, "undecided": 0}  # and their colors
 DIGITS = {"bits per byte": 3, "points": 1}
-TITLES = {
+UNIT_TITLES = {
     "bits per byte": "Claims about held-out text",
     "points": "Claims about tasks",
     "layers": "Claims about layers",
@@ -26,7 +26,9 @@ def render(values: Mapping[str, Any]) -> str:
         "claims_page.html",
         values=values,
         lead=verdict_counts(counts),
-        charts=[(TITLES.get(unit, unit), Markup(effects_chart(tested, unit))) for unit in units],
+        charts=[
+            (UNIT_TITLES.get(unit, unit), Markup(effects_chart(tested, unit))) for unit in units
+        ],
     )
 
 

@@ -11,7 +11,7 @@ from kinfolk.reports.page import format_duration, plural
 from kinfolk.reports.race_tables import byte_count, three_digits
 from kinfolk.reports.race_view import Json, Lead, PageEntrant, finite
 
-ROUNDING = 1e-9  # of a share
+SHARE_ROUNDING = 1e-9  # of a share
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def budget_card(race: Json) -> list[Card]:
     )
     if measured := budget.get("measured"):
         asides.append(measured_words(measured))
-        if measured["spread"] > (budget.get("tolerance") or math.inf) + ROUNDING:
+        if measured["spread"] > (budget.get("tolerance") or math.inf) + SHARE_ROUNDING:
             allowed = f"{100 * budget['tolerance']:.0f}\u00a0%"
             asides.append(f"That is more than the {allowed} that equal budgets allow.")
     words = str(budget["words"])

@@ -33,7 +33,7 @@ from kinfolk.reports.race_view import (
 Entrants = Mapping[str, PageEntrant]
 LEARNING_AXES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 OUTLIER_RANGES = 2  # a baseline is this many ranges of all entrants away from them
-HELD_OUT = "held-out text"
+HELD_OUT_TITLE = "held-out text"
 TRADEOFF_COSTS = ("flops", "seconds", "tokens", "parameters", "peak_bytes", "joules")
 
 
@@ -278,7 +278,9 @@ def missing_words(
         name, reason = one["name"], ""
         if name not in scored:
             reason = (
-                f"no likelihood of the {title}" if title == HELD_OUT else f"no score on {title}"
+                f"no likelihood of the {title}"
+                if title == HELD_OUT_TITLE
+                else f"no score on {title}"
             )
         elif name not in costs and one.get("counted"):
             reason = f"counted, not trained: no {cost} in the table of costs"
@@ -297,7 +299,7 @@ def score_tables(race: Json) -> list[tuple[str, ScoreScale, list[ScoreRow]]]:
     if likelihood and likelihood.get("rows"):
         scale = text_scale(likelihood)
         exact = [row for row in likelihood["rows"] if row["kind"] == "likelihood"]
-        tables.append((HELD_OUT, scale, score_rows(exact, scale)))
+        tables.append((HELD_OUT_TITLE, scale, score_rows(exact, scale)))
     for task in race.get("tasks") or ():
         if task.get("rows"):
             scale, last = task_scale(task), label_counts(task)[-1]

@@ -27,8 +27,8 @@ from kinfolk.tasks.task import BaselineComparison, Prediction, Task, TaskOutput,
 # Work of a baseline: training rows are left out above it. Text is what an n-gram model counts,
 # classes are what its weights are fitted for.
 MAX_CHARACTERS = 3_000_000
-MAX_SCORES = 1_000_000  # rows times classes
-TITLES = {
+MAX_CLASS_SCORES = 1_000_000  # rows times classes
+BASELINE_TITLES = {
     "majority": "majority",
     "mean": "mean",
     "tfidf": "TF-IDF",
@@ -51,7 +51,7 @@ Fit = Callable[[Task, Sequence[Any]], Predict]
 class TaskBaseline:
     """A model that needs no network, and its scores on dev rows."""
 
-    name: str  # a key of TITLES
+    name: str  # a key of BASELINE_TITLES
     scores: dict[str, float]
 
 
@@ -95,7 +95,7 @@ def matching_fits(task: Task, rows: Sequence[Any]) -> dict[str, Fit]:
 
 def baseline_names(task: Task, rows: Sequence[Any]) -> tuple[str, ...]:
     """Return the titles of the baselines of a task."""
-    return tuple(TITLES[name] for name in matching_fits(task, rows))
+    return tuple(BASELINE_TITLES[name] for name in matching_fits(task, rows))
 
 
 def fit_values(task: Task, name: str, train: Sequence[Any], test: Sequence[Any]) -> list[Any]:
@@ -132,7 +132,7 @@ def comparison_notes(task: Task, baselines: Sequence[BaselineComparison]) -> lis
     """Return a sentence for each baseline that a model can be better than."""
     main = metric_title(task.main_metric)
     return [
-        f"{main} minus that of {TITLES[b.name]} ({b.scores[task.main_metric].score:.4f}): "
+        f"{main} minus that of {BASELINE_TITLES[b.name]} ({b.scores[task.main_metric].score:.4f}): "
         f"{b.difference.score:+.4f} [95% CI {b.difference.low:+.4f}, {b.difference.high:+.4f}]"
         for b in baselines
         if b.name not in UPPER_BOUNDS
@@ -142,7 +142,7 @@ def comparison_notes(task: Task, baselines: Sequence[BaselineComparison]) -> lis
 def limit_rows(task: Task, rows: Sequence[Any]) -> Sequence[Any]:
     """Draw as many rows as a baseline reads in a few seconds, the same ones every time."""
     mean = sum(len(row.texts_and_labels[0]) for row in rows) / len(rows)
-    limit = int(min(MAX_CHARACTERS / max(1, mean), MAX_SCORES / max(1, len(task.labels))))
+    limit = int(min(MAX_CHARACTERS / max(1, mean), MAX_CLASS_SCORES / max(1, len(task.labels))))
     if len(rows) <= limit:
         return rows
     drawn = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:limit]
@@ -283,7 +283,7 @@ def baseline_messages(
         and task.normalized(model.scores[main]) > task.normalized(scores[main])
     ]
     messages += [
-        f"the baseline {TITLES[model.name]}, which takes seconds, has a higher dev {main} "
+        f"the baseline {BASELINE_TITLES[model.name]}, which takes seconds, has a higher dev {main} "
         f"({model.scores[main]:.4f}) than the model ({scores[main]:.4f}): see "
         "'With ten minutes of CPU' in docs/tasks.md"
         for model in better
@@ -309,7 +309,7 @@ def majority_warning(
     things = "words" if task.output == "tags" else "rows"
     return (
         f"warning: dev {name} {scores[name]:.4f} is within two standard errors of a constant "
-        f"prediction ({TITLES[constant.name]}: {share:.4f}, standard error {error:.4f} on "
+        f"prediction ({BASELINE_TITLES[constant.name]}: {share:.4f}, standard error {error:.4f} on "
         f"{count:,} dev {things}): the model may have learned nothing; train longer (--epochs), "
         "raise --lr, start from a pretrained model, or use more dev rows"
     )

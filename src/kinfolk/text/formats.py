@@ -182,17 +182,17 @@ MARIAN_FILE = "source.spm"  # SentencePiece; vocab.json beside it has the ids of
 MARIAN_TARGET_FILE = "target.spm"
 TARGET_FOLDER = "target_tokenizer"  # in folders of ours
 
-BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
-GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
-T5 = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
-ROBERTA = {**T5, "bos": "<s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+ALBERT_TOKENS = {**BERT_TOKENS, "pad": "<pad>", "unk": "<unk>"}
+GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+T5_TOKENS = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
+ROBERTA_TOKENS = {**T5_TOKENS, "bos": "<s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 GLM_MASKS = ("[sMASK]", "[gMASK]")  # of a sentence, and of the rest of a text
 GLM_ENDS = {"bos": "<|startofpiece|>", "eos": "<|endofpiece|>"}  # around a generated span
 # Of fastai's versions 1 and 2; 0.7 has others for three of them.
-FASTAI = {"unk": "xxunk", "pad": "xxpad", "bos": "xxbos", "eos": "xxeos"}
-FASTAI_07 = {"unk": "_unk_", "pad": "_pad_", "bos": "xbos"}
-XLNET = {**T5, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
+FASTAI_TOKENS = {"unk": "xxunk", "pad": "xxpad", "bos": "xxbos", "eos": "xxeos"}
+FASTAI_07_TOKENS = {"unk": "_unk_", "pad": "_pad_", "bos": "xbos"}
+XLNET_TOKENS = {**T5_TOKENS, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
 
 
 def load_backend(path: Path) -> LoadedTokenizer:
@@ -330,7 +330,7 @@ def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
                 "remove one of them"
             )
         vocab[token] = len(vocab)
-    roles = special_token_map(BERT, settings)
+    roles = special_token_map(BERT_TOKENS, settings)
     if missing := [token for token in roles.values() if token not in vocab]:
         raise UserError(f"{file} has no {missing[0]}: a BERT vocabulary needs it")
     lowercase = settings.get("do_lower_case")
@@ -365,7 +365,7 @@ def _fairseq(file: Path) -> LoadedTokenizer:
         raise UserError(f"{file} lists a token twice: copy it again")
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return with_special_tokens(backend, ROBERTA, "roberta", mask_lstrip=True)
+    return with_special_tokens(backend, ROBERTA_TOKENS, "roberta", mask_lstrip=True)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -391,9 +391,9 @@ def _fastai(file: Path) -> LoadedTokenizer:
     vocab: dict[str, int] = {}
     for id, name in enumerate(names):
         vocab[name if name not in vocab else f"{name}{id}"] = id
-    roles = FASTAI if FASTAI["unk"] in vocab else FASTAI_07
+    roles = FASTAI_TOKENS if FASTAI_TOKENS["unk"] in vocab else FASTAI_07_TOKENS
     if roles["unk"] not in vocab:
-        raise UserError(f"{file} has no {FASTAI['unk']}: a vocabulary of fastai has it")
+        raise UserError(f"{file} has no {FASTAI_TOKENS['unk']}: a vocabulary of fastai has it")
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=roles["unk"]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return with_special_tokens(backend, roles, None)
@@ -431,7 +431,7 @@ def _load_bpe(vocab_file: Path, merges_file: Path, settings: TokenizerConfig) ->
     prefixed = bool(settings.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefixed)
     backend.decoder = decoders.ByteLevel()
-    roles = special_token_map(ROBERTA if family == "roberta" else GPT2, settings)
+    roles = special_token_map(ROBERTA_TOKENS if family == "roberta" else GPT2_TOKENS, settings)
     template = "roberta" if family == "roberta" else None
     return with_special_tokens(backend, roles, template, mask_lstrip=True)
 
@@ -491,8 +491,8 @@ def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
         backend = sentencepiece.backend(model, before=steps, commas=False)
     else:
         backend = sentencepiece.backend(model)
-    plain = {role: name for role, name in XLNET.items() if name in model.special}
-    standard = {"albert": ALBERT, "t5": T5, "xlnet": XLNET}.get(family, plain)
+    plain = {role: name for role, name in XLNET_TOKENS.items() if name in model.special}
+    standard = {"albert": ALBERT_TOKENS, "t5": T5_TOKENS, "xlnet": XLNET_TOKENS}.get(family, plain)
     roles = special_token_map(standard, settings)
     template = {"albert": "bert", "plain": None}.get(family, family)
     loaded = with_special_tokens(backend, roles, template, mask_lstrip=True)
@@ -517,7 +517,7 @@ def _marian(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
             "model with one vocabulary"
         )
     model, vocab = sentencepiece.read_model(file), _vocab(file.with_name("vocab.json"))
-    roles = special_token_map(T5, settings)
+    roles = special_token_map(T5_TOKENS, settings)
     if missing := [name for name in roles.values() if name not in vocab]:
         raise UserError(f"{file.with_name('vocab.json')} has no {missing[0]}: copy it again")
     languages = [name for name in vocab if re.fullmatch(">>.+<<", name)]

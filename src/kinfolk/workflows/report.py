@@ -14,7 +14,7 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
 from kinfolk.reports.page import write
 from kinfolk.reports.run_page import LossPanel, ReferenceScore, Report, SampleTimeline, render
-from kinfolk.tasks.baselines import TITLES
+from kinfolk.tasks.baselines import BASELINE_TITLES
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
@@ -223,7 +223,7 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
         ],
         panels=loss_panels(run, recipe.name, "dev", alternating=recipe.unlabelled is not None),
         metrics=[Series(metric_title(n), steps, [e[n] for e in evaluations]) for n in names],
-        result_columns=["best checkpoint", *(TITLES[name] for name in baselines)],
+        result_columns=["best checkpoint", *(BASELINE_TITLES[name] for name in baselines)],
         results=[
             (
                 metric_title(name),

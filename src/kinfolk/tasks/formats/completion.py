@@ -26,7 +26,7 @@ from kinfolk.tasks.rows import CompletionRow, SourceTarget
 
 PROMPT_KEYS = ("prompt", "context", "input")
 TARGET_KEYS = ("label", "target", "answer", "completion", "last_word")
-OPTION_KEYS = ("options", "candidates")
+CANDIDATE_KEYS = ("options", "candidates")
 CBT_BLANK = "XXXXX"
 CBT_LINES = 64  # in which the first question of the Children's Book Test ends
 
@@ -95,7 +95,7 @@ def _read_json(file: LabelledFile) -> Iterator[CompletionRow]:
     for number, record in file.records():
         where = f"line {number:,} of {file}"
         prompt, target, candidates = (
-            first_key(record, names) for names in (PROMPT_KEYS, TARGET_KEYS, OPTION_KEYS)
+            first_key(record, names) for names in (PROMPT_KEYS, TARGET_KEYS, CANDIDATE_KEYS)
         )
         if prompt is None:
             text = first_key(record, ("text",))

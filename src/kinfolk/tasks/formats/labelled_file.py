@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from kinfolk.data.documents import TableLine, missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.data.files import (
     DELIMITED_SUFFIXES,
-    JSON,
+    JSON_SUFFIXES,
     InputFile,
     content_suffix,
     decoded_lines,
@@ -40,7 +40,7 @@ class LabelledFile:
         if data is not None:
             self.data = data
         self.suffix = content_suffix(self.path)
-        self.is_json = self.suffix in JSON
+        self.is_json = self.suffix in JSON_SUFFIXES
         self.is_delimited = self.suffix in DELIMITED_SUFFIXES
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ NUMBERED_OPTION_PREFIXES = ("ending", "choice", "option", "sentence_quiz",
                             "RandomFifthSentenceQuiz", "answer", "solution", "sol")  # fmt: skip
 LABEL_KEYS = ("label", "answer_right_ending", "AnswerRightEnding", "answerKey", "answer", "gold",
           "correct")  # fmt: skip
-BLANK = re.compile(r"#idiom#|(?<!\S)_(?!\w)")  # filled by an option (ChID, WinoGrande)
+OPTION_BLANK = re.compile(r"#idiom#|(?<!\S)_(?!\w)")  # filled by an option (ChID, WinoGrande)
 COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}
 OPTION_LETTERS = tuple(string.ascii_uppercase)
 
@@ -120,7 +120,7 @@ def _row(row: dict[str, Any], number: int, where: str) -> MultipleChoiceRow:
         raise UserError(f"{where} has {len(options)} option: multiple choice needs at least two")
     context, question = _context(row, where), _question(row, where)
     label = _label(row, options, letters, numbered, where)
-    parts = BLANK.split(context)
+    parts = OPTION_BLANK.split(context)
     if len(parts) == 2 and not question:
         context, options = parts[0], tuple(option + parts[1] for option in options)
     return MultipleChoiceRow(context, options, label, number, question)

@@ -35,7 +35,7 @@ from kinfolk.tasks.rows import Article, LabelledText, SourceTarget
 ONE_SENTENCE = "texts of one sentence, of which none can be chosen, on lines"
 TREE = re.compile(r"\((\S+) .*\)")
 LEAF = re.compile(r"\(\S+ ([^()\s]+)\)")
-ROW_TYPES = {"write": SourceTarget, "extract": Article}  # of pairs, by their task
+PAIR_ROW_TYPES = {"write": SourceTarget, "extract": Article}  # of pairs, by their task
 PTB_BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 
 
@@ -57,7 +57,7 @@ def read_table(
     """Stream the labelled texts, or the pairs of source and target, of a table."""
     assert spec.columns is not None
     cells = _record_cells(file, spec.columns) if file.is_json else _cells(file, spec, report)
-    if spec.task not in ROW_TYPES:
+    if spec.task not in PAIR_ROW_TYPES:
         return _labelled_texts(file, spec, report, cells)
     return _pairs(file, spec, report, cells)
 
@@ -176,7 +176,7 @@ def _pair(
 ) -> SourceTarget:
     """Return the row of a text and its references; articles of one sentence are counted."""
     first = targets[0] if targets else None
-    row = ROW_TYPES[spec.task](source, first, number, tuple(targets[1:]))
+    row = PAIR_ROW_TYPES[spec.task](source, first, number, tuple(targets[1:]))
     if isinstance(row, Article) and len(row.sentences) < 2:
         report.count(ONE_SENTENCE, number)
     return row
@@ -303,11 +303,11 @@ register(
     Format("trees", ("classify",), read_trees, write_lines, detect_trees),
     Format(
         "table",
-        ("classify", "regress", *ROW_TYPES),
+        ("classify", "regress", *PAIR_ROW_TYPES),
         read_table,
         write_table,
         detect_table,
         order=4,
     ),
-    Format("parallel", tuple(ROW_TYPES), read_parallel, write_targets),
+    Format("parallel", tuple(PAIR_ROW_TYPES), read_parallel, write_targets),
 )

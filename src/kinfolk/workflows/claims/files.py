@@ -16,9 +16,20 @@ from kinfolk.workflows.claims.catalog import Scale
 from kinfolk.workflows.claims.scores import ClaimEffect
 from kinfolk.workflows.comparison.plan import write_finite_json
 
-SCHEMA = 1
+CLAIMS_SCHEMA = 1
 SETTINGS_FILE = "claim.json"
-COLUMNS = ("claim", "part", "first", "second", "unit", "value", "low", "high", "seeds", "verdict")
+CLAIM_COLUMNS = (
+    "claim",
+    "part",
+    "first",
+    "second",
+    "unit",
+    "value",
+    "low",
+    "high",
+    "seeds",
+    "verdict",
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimRes
     """Write claims.json, claims.csv and claims.html."""
     out.mkdir(parents=True, exist_ok=True)
     values = {
-        "schema": SCHEMA,
+        "schema": CLAIMS_SCHEMA,
         "kinfolk": __version__,
         "scale": asdict(settings.scale),
         "corpus": [str(path) for path in settings.corpus],
@@ -81,7 +92,7 @@ def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimRes
     }
     write_finite_json(values, out / "claims.json")
     with new_file(out / "claims.csv", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *claim_csv_lines(results)])
+        csv.writer(file).writerows([CLAIM_COLUMNS, *claim_csv_lines(results)])
     write(claims_page.render(values), out / "claims.html")
 
 

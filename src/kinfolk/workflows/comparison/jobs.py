@@ -14,7 +14,7 @@ from kinfolk.config import from_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import ModelWithHeadConfig
-from kinfolk.tasks.baselines import TITLES, fit_values
+from kinfolk.tasks.baselines import BASELINE_TITLES, fit_values
 from kinfolk.tasks.task import Prediction
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
@@ -356,7 +356,7 @@ def run_baseline(context: JobContext) -> dict[str, Any]:
     began, job = time.perf_counter(), context.job
     data = stored_dataset(context.task_folder, context.task.kind, job.labels, job.seed)
     rows = test_rows(context)
-    name = next(key for key, title in TITLES.items() if title == job.entrant)
+    name = next(key for key, title in BASELINE_TITLES.items() if title == job.entrant)
     values = fit_values(context.task.value, name, data.splits[0], rows)
     predictions = [Prediction(value) for value in values]
     seconds = time.perf_counter() - began

@@ -24,7 +24,7 @@ REPETITION = (
     "This comparison repeats {}: its runs have the numbers of steps and the learning rates of that "
     "one, whatever seconds they take."
 )
-HOW = (
+REPEATED_COUNTING = (
     "Every run has as many steps as in the comparison that this one repeats, which the clock ended "
     "there. The seconds are those of this time."
 )
@@ -40,7 +40,9 @@ def write_repetition(race: Path, out: Path) -> None:
         repeats=str(race),
         decisions=dict(decided(race, plan)),
         notes=(REPETITION.format(race), *plan.notes[bool(plan.repeats) :]),
-        budget={**plan.budget, "how": HOW} if plan.budget["kind"] == "minutes" else plan.budget,
+        budget={**plan.budget, "how": REPEATED_COUNTING}
+        if plan.budget["kind"] == "minutes"
+        else plan.budget,
         machine=machine(plan.options.device, plan.threads),
         kinfolk=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -13,10 +13,10 @@ import numpy as np
 from kinfolk.files import new_file
 from kinfolk.metrics.verdicts import join_words
 from kinfolk.reports.page import write
-from kinfolk.reports.race_cards import measured_words
+from kinfolk.reports.race_cards import SHARE_ROUNDING, measured_words
 from kinfolk.reports.race_page import render
 from kinfolk.tasks.task import metric_title
-from kinfolk.workflows.comparison.budget import TOLERANCE
+from kinfolk.workflows.comparison.budget import BUDGET_TOLERANCE
 from kinfolk.workflows.comparison.jobs import read_result
 from kinfolk.workflows.comparison.plan import (
     ALL_LABELS,
@@ -36,12 +36,12 @@ from kinfolk.workflows.comparison.tables import (
     task_table,
 )
 
-SCHEMA = 1
+RACE_SCHEMA = 1
 # Options that every command has, and those of Python alone.
 COMMON_OPTIONS = ("entrants", "corpus", "budget_kind", "budget_amount", "tasks", "seeds")
 PYTHON_OPTIONS = ("probe_seeds", "baselines")
 # Scores of one table are comparable where method and units agree; n-gram baselines are likelihoods.
-COLUMNS = (
+RACE_COLUMNS = (
     *("table", "entrant", "labels", "seed", "metric", "value", "low", "high"),
     *("kind", "method", "units"),
 )
@@ -52,7 +52,6 @@ SAMPLE_METRICS = (
 # Fields of an objective that say nothing about what is predicted, or are the same for all.
 SHARED_FIELDS = ("type", "special_tokens", "vocab_size", "max_length")
 RATE_SETTINGS = ("train.lr=", "train.matrix_lr=", "train.optimizer=")
-ROUNDING = 1e-9  # of a share
 # What a budget limits, and the cost of a run that says how much of it was spent.
 SPENT = {"minutes": "seconds", "flops": "flops", "tokens": "tokens"}
 
@@ -71,7 +70,7 @@ def build_race(race: Path, plan: Plan) -> JsonObject:
     found = [*(table for table, _, _ in tables), likelihood]
     sentences = first([s for table in found for s in table["headlines"]], sentences)
     return {
-        "schema": SCHEMA,
+        "schema": RACE_SCHEMA,
         "complete": complete,
         "kinfolk": plan.kinfolk,
         "created": plan.created,
@@ -97,7 +96,7 @@ def write_race(race: Path, plan: Plan) -> JsonObject:
     values = build_race(race, plan)
     write_finite_json(values, race / "race.json")
     with new_file(race / "race.csv", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *score_csv_lines(values)])
+        csv.writer(file).writerows([RACE_COLUMNS, *score_csv_lines(values)])
     write(render(values), race / "race.html")
     return values
 
@@ -266,13 +265,13 @@ def measured_spread(plan: Plan, results: Results) -> JsonObject | None:
 
 def tolerance(plan: Plan) -> float | None:
     """Return how far apart runs may be; None where they repeat steps, whatever they take."""
-    return None if plan.repeats and plan.budget["kind"] == "minutes" else TOLERANCE
+    return None if plan.repeats and plan.budget["kind"] == "minutes" else BUDGET_TOLERANCE
 
 
 def unequal_notes(plan: Plan, measured: JsonObject | None) -> list[str]:
     """Say that runs are farther apart than a budget promises; nothing where they are not."""
     allowed = tolerance(plan)
-    if measured is None or allowed is None or measured["spread"] <= allowed + ROUNDING:
+    if measured is None or allowed is None or measured["spread"] <= allowed + SHARE_ROUNDING:
         return []
     return [
         f"{measured_words(measured).removesuffix('.')}, which is more than the "

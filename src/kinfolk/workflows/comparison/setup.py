@@ -23,8 +23,8 @@ from kinfolk.training.workload import select_device
 from kinfolk.types import OnMessage
 from kinfolk.version import __version__
 from kinfolk.workflows.comparison.budget import (
+    RACE_TIMED_SHARE,
     SEARCH_SHARE,
-    TIMED_SHARE,
     Budget,
     Cost,
     RunSteps,
@@ -47,7 +47,7 @@ from kinfolk.workflows.comparison.schedule import race_jobs
 from kinfolk.workflows.comparison.scores import parameter_counts
 from kinfolk.workflows.comparison.step_timing import quick_seconds
 from kinfolk.workflows.comparison.tasks import (
-    BATCH_SIZE,
+    TASK_BATCH_SIZE,
     any_raw,
     entrant_config,
     entrant_recipe,
@@ -60,12 +60,12 @@ from kinfolk.workflows.comparison.tasks import (
 from kinfolk.workflows.recipe import Recipe, default_length
 from kinfolk.workflows.recipe import recipe as make_recipe
 
-EVALUATIONS = 5  # of the curve of a run
+RUN_EVALUATIONS = 5  # of the curve of a run
 EVAL_BATCHES = 8
 CHECKPOINTS = 4
 MAX_WARMUP = 0.1  # of the steps
 RATE_FACTOR = 3.0  # between two learning rates of a search
-NGRAM_ORDER = 5  # of the baseline
+BASELINE_NGRAM_ORDER = 5  # of the baseline
 FEW_SEEDS = 2  # so many show almost nothing
 QUICK_SECONDS = 1.0  # of timing an entrant, where the budget is not in minutes
 # A second, for the first estimate of the time: of a thread, and of a process that shares a GPU.
@@ -152,7 +152,7 @@ def plan_notes(
     if options.task_epochs is not None:
         limit = f"--task-epochs {options.task_epochs:g}, {limit}"
     for task in tasks:
-        read = BATCH_SIZE * finetune_steps(task.train, task, options)
+        read = TASK_BATCH_SIZE * finetune_steps(task.train, task, options)
         if read < task.train:
             yield (
                 f"{task.name}: networks read {read:,} of the {task.train:,} training rows "
@@ -310,7 +310,7 @@ def share_budget(
     if not recipes:
         return [*entrants], 0.0, False
     processes = processes_of_device(min(jobs, len(recipes) * options.seeds), options.device)
-    timing = TIMED_SHARE * budget.per_run * options.seeds if budget.kind == "minutes" else None
+    timing = RACE_TIMED_SHARE * budget.per_run * options.seeds if budget.kind == "minutes" else None
     costs = measure_costs(recipes, timing=timing, processes=processes)
     steps = budget_steps(budget, costs, search=options.search)
     runs = {
@@ -356,7 +356,7 @@ def with_timed_seconds(cost: Cost, recipe: Recipe, steps: int, threads: int) -> 
     if cost.seconds:
         return cost
     guess = with_guessed_seconds(cost, recipe.train.device, threads).seconds
-    seconds = quick_seconds(recipe, min(QUICK_SECONDS, TIMED_SHARE * guess * steps))
+    seconds = quick_seconds(recipe, min(QUICK_SECONDS, RACE_TIMED_SHARE * guess * steps))
     return replace(cost, seconds=seconds or 0.0)
 
 
@@ -405,7 +405,7 @@ def scaled(train: TrainConfig, steps: int, *, own_warmup: bool) -> TrainConfig:
         train,
         steps=steps,
         warmup=min(warmup, steps),
-        eval_every=max(1, ceil(steps / EVALUATIONS)),
+        eval_every=max(1, ceil(steps / RUN_EVALUATIONS)),
         eval_batches=min(train.eval_batches, EVAL_BATCHES),
         save_every=max(1, ceil(steps / CHECKPOINTS)),
         keep_checkpoints=1,
@@ -420,7 +420,7 @@ def baseline_entrants(
         return []
     folder, models = str(corpus.folder.resolve()), {entrant.model for entrant in options.entrants}
     names = {entrant.name for entrant in options.entrants}
-    orders = {"unigram": 1, f"{NGRAM_ORDER}-gram": NGRAM_ORDER}
+    orders = {"unigram": 1, f"{BASELINE_NGRAM_ORDER}-gram": BASELINE_NGRAM_ORDER}
     found = [
         PlannedEntrant(
             name, name, f"ngram/{order}", corpus=folder, baseline=True, gradient_free=True

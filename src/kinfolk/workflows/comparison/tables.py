@@ -23,7 +23,7 @@ from kinfolk.workflows.comparison.data import read_stored
 from kinfolk.workflows.comparison.plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
 from kinfolk.workflows.comparison.scores import BASELINE, LIKELIHOOD, PSEUDO, scored_documents
 
-HELD_OUT = "the held-out text"
+HELD_OUT_TEXT = "the held-out text"
 TEXT = "text"  # what a likelihood predicts, whatever its tokens are
 
 JsonObject = dict[str, Any]
@@ -59,7 +59,7 @@ def likelihood_table(plan: Plan, results: Results) -> JsonObject:
     heads: list[str] = []
     unigram = unigram_bits(plan, scores.get((LIKELIHOOD, TEXT), {}))
     for (words, units), compared in scores.items():
-        where = HELD_OUT if words == LIKELIHOOD else f"{HELD_OUT} ({words})"
+        where = HELD_OUT_TEXT if words == LIKELIHOOD else f"{HELD_OUT_TEXT} ({words})"
         table = Table(BITS_PER_BYTE, compared, fixed, baselines)
         # A model without context predicts a token as well with both sides as with none.
         reference = unigram.get(units.partition(",")[0]) if words != LIKELIHOOD else None

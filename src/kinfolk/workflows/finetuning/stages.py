@@ -35,7 +35,7 @@ from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 from kinfolk.workflows.finetuning.setup import fit_formulations, make_recipe
 from kinfolk.workflows.folders import (
-    RESUME,
+    RESUME_ADVICE,
     check_new_folder,
     exclusive_run,
     find_model_folder,
@@ -48,7 +48,7 @@ from kinfolk.workflows.recipe import recipe as pretraining_recipe
 
 STAGES = ("general", "target", "task")
 # Settings of the task that hold for the stages before it too.
-SHARED = ("train.seed", "train.device", "train.precision", "train.workers")
+SHARED_SETTINGS = ("train.seed", "train.device", "train.precision", "train.workers")
 TARGET_EPOCHS = 5  # over the text of the task
 TARGET_HOLDOUT = 0.05  # of the texts of the task, for the loss in the log
 MIN_TEXTS = 200  # from which some are held out
@@ -81,7 +81,7 @@ class StagesRecipe:
         """Return the settings of one stage."""
         if stage == "task":
             return [text for text in self.settings if not text.startswith(LM_PREFIXES)]
-        shared = [text for text in self.settings if text.partition("=")[0] in SHARED]
+        shared = [text for text in self.settings if text.partition("=")[0] in SHARED_SETTINGS]
         own = [text for text in self.settings if text.startswith(f"{stage}.")]
         return [*shared, *(text.removeprefix(f"{stage}.") for text in own)]
 
@@ -119,7 +119,7 @@ def finetune_in_stages(
     overrides += settings_list(settings)
     out = Path(out)
     refuse_several()
-    check_new_folder(out, RESUME)
+    check_new_folder(out, RESUME_ADVICE)
     name = check_stages(str(model), stages, corpus, unlabelled)
     datasets = as_datasets(train, out, dev=dev, task=task, columns=columns)
     if len(datasets) > 1:

@@ -15,7 +15,7 @@ import numpy as np
 
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.nn.integrated_gradients import STEPS, TOLERANCE
+from kinfolk.nn.integrated_gradients import COMPLETENESS_TOLERANCE, STEPS
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.neurons import NeuronLayer, ScaledNeurons, feed_forwards
 from kinfolk.rng import sequential
@@ -327,10 +327,10 @@ def _notes(network: LanguageModel, found: Sequence[FactNeurons], share: float) -
             f"share, and are left out of the effects ({', '.join(map(repr, empty[:5]))}"
             f"{' ...' if len(empty) > 5 else ''}): lower the share or the threshold."
         )
-    incomplete = [p for fact in found for p in fact.prompts if p.error > TOLERANCE]
+    incomplete = [p for fact in found for p in fact.prompts if p.error > COMPLETENESS_TOLERANCE]
     if incomplete:
         notes.append(
             f"The attributions of {len(incomplete)} prompts miss the difference of the outputs by "
-            f"more than {TOLERANCE:.0%}."
+            f"more than {COMPLETENESS_TOLERANCE:.0%}."
         )
     return notes
