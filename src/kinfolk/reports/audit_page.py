@@ -59,7 +59,7 @@ def render(values: AuditPage) -> str:
     return page.render(
         "audit_page.html",
         page=values,
-        lengths=length_chart(values.lengths) if values.lengths else "",
+        lengths=document_length_chart(values.lengths) if values.lengths else "",
         scripts=shares(values.scripts, "% of letters"),
         languages=shares(values.languages, "% of documents"),
     )
@@ -86,7 +86,7 @@ def binary_size(number: int) -> str:
     return str(number)
 
 
-def length_chart(lengths: Sequence[tuple[int, int]]) -> Markup:
+def document_length_chart(lengths: Sequence[tuple[int, int]]) -> Markup:
     """Draw the number of documents by length, each bar for twice the length of the previous one."""
     bins = [Bin(binary_size(low), binary_size(max(1, 2 * low)), count) for low, count in lengths]
     return histogram(bins, x="characters (k is 1,024)", y="documents", digits=0)
