@@ -16,7 +16,7 @@ from kinfolk.metrics.comparison import (
     summarize,
 )
 from kinfolk.metrics.metric import Metric, Statistics
-from kinfolk.metrics.verdicts import headline_sentences, join_words, unit_of, verdict_sentences
+from kinfolk.metrics.verdicts import Verdicts, join_words, unit_of
 from kinfolk.reports.page import plural
 from kinfolk.tasks.task import task_class
 from kinfolk.workflows.comparison.data import read_stored
@@ -66,8 +66,9 @@ def likelihood_table(plan: Plan, results: Results) -> JsonObject:
         extra = {} if reference is None else {"unigram": reference}
         rows += [{**table.row(name), **found[name], **extra} for name in table.intervals]
         differences += table.differences
-        sentences += table.sentences(where, plan.options.seeds)
-        heads += table.headlines(where, plan.options.seeds)
+        verdicts = table.verdicts(where, plan.options.seeds)
+        sentences += verdicts.sentences()
+        heads += verdicts.headlines()
         if reference is not None:
             sentences += unigram_sentences(table.intervals, reference, where)
     return {
@@ -171,33 +172,19 @@ class Table:
             "fixed": name in self.fixed,  # no seed changes the model
         }
 
-    def sentences(self, where: str, seeds: int) -> list[str]:
-        """Return what the differences show."""
+    def verdicts(self, where: str, seeds: int) -> Verdicts:
+        """Return what the scores show; `seeds` are those planned."""
         unit, scale = unit_of(self.metric)
-        return verdict_sentences(
+        return Verdicts(
             where,
             unit,
             self.intervals,
             self.differences,
             seeds,
-            baselines=self.baselines,
             scale=scale,
-        )
-
-    def headlines(self, where: str, seeds: int, trained_on: str = "") -> list[str]:
-        """Return the sentences that come first: whether networks are better than none."""
-        unit, scale = unit_of(self.metric)
-        return headline_sentences(
-            where,
-            unit,
-            self.intervals,
-            self.differences,
-            seeds,
             baselines=self.baselines,
             fixed=self.fixed,
-            scale=scale,
             lower_is_better=self.metric.lower_is_better,
-            trained_on=trained_on,
         )
 
 
@@ -248,10 +235,10 @@ def task_table(
         ]
         differences += [{"labels": labels, **asdict(d)} for d in table.differences]
         where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
-        sentences.append(table.sentences(where, plan.options.seeds))
+        verdicts = table.verdicts(where, plan.options.seeds)
+        sentences.append(verdicts.sentences())
         if labels == ALL_LABELS:
-            rows_words = f" with {plural(task.train, 'row')}"
-            heads = table.headlines(where, plan.options.seeds, rows_words)
+            heads = verdicts.headlines(trained_on=f" with {plural(task.train, 'row')}")
             sentences[-1] = first(heads, sentences[-1])
     unit, _ = unit_of(metric)
     others = [s for part in reversed(sentences[:-1]) for s in part]
