@@ -20,7 +20,7 @@ from kinfolk.metrics.verdicts import Verdicts, join_words, unit_of
 from kinfolk.reports.page import plural
 from kinfolk.tasks.task import task_class
 from kinfolk.workflows.comparison.data import read_stored
-from kinfolk.workflows.comparison.plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
+from kinfolk.workflows.comparison.plan import ALL_LABELS, Job, Plan, PlannedEntrant, PlannedTask
 from kinfolk.workflows.comparison.scores import BASELINE, LIKELIHOOD, PSEUDO, scored_documents
 
 HELD_OUT_TEXT = "the held-out text"
@@ -33,24 +33,7 @@ Scores = dict[str, dict[int, Statistics]]  # by entrant and seed
 
 def likelihood_table(plan: Plan, results: Results) -> JsonObject:
     """Return bits per byte of every entrant; likelihoods are compared among themselves."""
-    found: dict[str, JsonObject] = {}
-    corpora = corpus_names(plan)
-    # Of each method, with its units of prediction, that scores can be compared within.
-    scores: dict[tuple[str, str], Scores] = {}
-    for job in plan.jobs:
-        if job.kind != "likelihood" or job.name not in results:
-            continue
-        result = results[job.name]
-        if plan.options.search:
-            result = scored_documents(result)
-        entrant = plan.entrant_of[job.entrant]
-        words = score_words(entrant, result)
-        is_pseudo = result["kind"] == PSEUDO
-        units = prediction_units(entrant, words, corpora[entrant.corpus]) if is_pseudo else TEXT
-        found[job.entrant] = {"kind": result["kind"], "words": words, "units": units}
-        method = (words if is_pseudo else LIKELIHOOD), units
-        statistics = document_statistics(result["documents"])
-        scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
+    found, scores = likelihood_scores(plan, results)
     fixed = [e.name for e in plan.entrants if e.gradient_free]
     baselines = [name for name, row in found.items() if row["kind"] == BASELINE]
     rows: list[JsonObject] = []
@@ -78,6 +61,33 @@ def likelihood_table(plan: Plan, results: Results) -> JsonObject:
         "verdicts": first(heads, sentences),
         "headlines": heads,
     }
+
+
+def likelihood_scores(
+    plan: Plan, results: Results
+) -> tuple[dict[str, JsonObject], dict[tuple[str, str], Scores]]:
+    """Return how each entrant was scored, and the scores by method and units of prediction.
+
+    Scores can be compared within a method and its units.
+    """
+    found: dict[str, JsonObject] = {}
+    corpora = corpus_names(plan)
+    scores: dict[tuple[str, str], Scores] = {}
+    for job in plan.jobs:
+        if job.kind != "likelihood" or job.name not in results:
+            continue
+        result = results[job.name]
+        if plan.options.search:
+            result = scored_documents(result)
+        entrant = plan.entrant_of[job.entrant]
+        words = score_words(entrant, result)
+        is_pseudo = result["kind"] == PSEUDO
+        units = prediction_units(entrant, words, corpora[entrant.corpus]) if is_pseudo else TEXT
+        found[job.entrant] = {"kind": result["kind"], "words": words, "units": units}
+        method = (words if is_pseudo else LIKELIHOOD), units
+        statistics = document_statistics(result["documents"])
+        scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
+    return found, scores
 
 
 def unigram_bits(plan: Plan, scores: Scores) -> dict[str, float]:
@@ -213,26 +223,9 @@ def task_table(
             for job in plan.jobs
             if job.task == task.slug and job.labels == labels and job.name in results
         ]
-        scores: Scores = {}
-        for job in jobs:
-            statistics = np.array(results[job.name]["statistics"])
-            scores.setdefault(job.entrant, {})[job.seed] = statistics
         fixed = task.baselines if labels == ALL_LABELS else ()
-        table = Table(metric, scores, fixed, stood_beside)
-        seconds = {name: [results[j.name]["seconds"] for j in jobs if j.entrant == name]
-                   for name in scores}  # fmt: skip
-        scored += [
-            {
-                **table.row(name),
-                "labels": labels,
-                "seconds": float(np.mean(seconds[name])),
-                "baseline": name in stood_beside,
-                "settings": next(
-                    (results[j.name].get("settings") for j in jobs if j.entrant == name), None
-                ),
-            }
-            for name in table.intervals
-        ]
+        table = Table(metric, task_scores(jobs, results), fixed, stood_beside)
+        scored += label_rows(table, labels, jobs, results)
         differences += [{"labels": labels, **asdict(d)} for d in table.differences]
         where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
         verdicts = table.verdicts(where, plan.options.seeds)
@@ -262,6 +255,29 @@ def task_table(
         "headlines": heads,
     }
     return table_json, sentences[-1], others
+
+
+def task_scores(jobs: Sequence[Job], results: Results) -> Scores:
+    """Return the statistics of test rows that jobs measured."""
+    scores: Scores = {}
+    for job in jobs:
+        scores.setdefault(job.entrant, {})[job.seed] = np.array(results[job.name]["statistics"])
+    return scores
+
+
+def label_rows(
+    table: Table, labels: str, jobs: Sequence[Job], results: Results
+) -> Iterator[JsonObject]:
+    """Yield the rows of one number of labels, with the seconds and the settings of their jobs."""
+    for name in table.intervals:
+        own = [results[job.name] for job in jobs if job.entrant == name]
+        yield {
+            **table.row(name),
+            "labels": labels,
+            "seconds": float(np.mean([result["seconds"] for result in own])),
+            "baseline": name in table.baselines,
+            "settings": own[0].get("settings"),
+        }
 
 
 def left_out_reasons(
