@@ -146,7 +146,7 @@ def show_plan(plan: "TrainingPlan", defaults: Collection[str] = ()) -> None:
 
     `defaults` are the options that were not given: what was assumed for them is said.
     """
-    from kinfolk.data.prepare import format_bytes
+    from kinfolk.data.disk_space import format_bytes
     from kinfolk.reports.page import plural
 
     print_facts(
@@ -233,7 +233,7 @@ def measured_cell(value: int | None, in_bytes: bool) -> str:
 
 def memory_parts(plan: "TrainingPlan") -> str:
     """Return the memory of the chosen strategy and its parts in words."""
-    from kinfolk.data.prepare import format_bytes
+    from kinfolk.data.disk_space import format_bytes
     from kinfolk.reports.page import plural
 
     memory, way = plan.memory, plan.memory.strategy.words

@@ -26,18 +26,11 @@ from kinfolk.data.dedup import (
     dropped_record,
     left_out_summary,
 )
+from kinfolk.data.disk_space import check_disk_space, disk_full_as_user_error
 from kinfolk.data.documents import Document
 from kinfolk.data.files import SkippedFile
-from kinfolk.data.prepare import (
-    DROPPED_FILE,
-    Files,
-    as_paths,
-    check_disk_space,
-    check_not_empty,
-    check_vacant,
-    disk_full_as_user_error,
-    dropped_file,
-)
+from kinfolk.data.partial_corpus import check_vacant
+from kinfolk.data.prepare import DROPPED_FILE, Files, as_paths, check_not_empty, dropped_file
 from kinfolk.data.shards import Candidate, FilePart, ShardRecord
 from kinfolk.errors import UserError
 from kinfolk.files import cached_sha256, new_folder

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.data.corpus import Corpus
+from kinfolk.data.disk_space import estimate_text_bytes, format_bytes
 from kinfolk.data.documents import DocumentUnit, ReadOptions, read_documents
 from kinfolk.data.files import file_sizes
-from kinfolk.data.prepare import estimate_text_bytes, format_bytes, prepare
+from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.reports.page import plural
