@@ -111,6 +111,11 @@ class FewShotOptions:
         """The options that were given."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """The settings of the prompt that were given."""
+        return {name: value for name, value in self.given.items() if name != "formulation"}
+
 
 @command("kinfolk evaluate runs/gpt2 --text chapter.txt --json", panel=EVALUATE)
 @option_group("text", TextOptions, panel="Language modeling")
@@ -300,21 +305,7 @@ def evaluate_test(
     """Score a model on labelled rows, print the scores and write a report."""
     test, out = options.test, options.out
     assert test is not None
-    check_model_folder(model)
-    for file in (test, target, few_shot.fewshot_from):
-        if file is not None:
-            check_input_file(file)
-    if out is not None:
-        check_new_page(out, (test, target, few_shot.fewshot_from, model), force=options.force)
-    prompt = few_shot.given
-    formulation = prompt.pop("formulation", "prompt")
-    if formulation != "prompt":
-        raise UsageError(
-            f"--formulation {formulation}: evaluate supports prompt, or the formulation used in "
-            "fine-tuning without this option"
-        )
-    if not few_shot.given and length is not None:
-        raise UsageError("--length cannot be changed for a fine-tuned model")
+    check_test_options(model, options, few_shot, target=target, length=length)
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.input_checks import check_labels, check_rows
 
@@ -339,7 +330,7 @@ def evaluate_test(
             device=device,
             tokenizer=tokenizer,
             report=report,
-            **prompt,
+            **few_shot.prompt,
         )
     else:
         predictor = predict.load_predictor(
@@ -376,6 +367,32 @@ def evaluate_test(
     print_result(result)
     if out is not None:
         print_line(f"\nreport: {out}")
+
+
+def check_test_options(
+    model: Path,
+    options: TestOptions,
+    few_shot: FewShotOptions,
+    *,
+    target: Path | None,
+    length: int | None,
+) -> None:
+    """Refuse options that do not fit, before anything is imported that takes long."""
+    check_model_folder(model)
+    files = (options.test, target, few_shot.fewshot_from)
+    for file in files:
+        if file is not None:
+            check_input_file(file)
+    if options.out is not None:
+        check_new_page(options.out, (*files, model), force=options.force)
+    formulation = few_shot.given.get("formulation", "prompt")
+    if formulation != "prompt":
+        raise UsageError(
+            f"--formulation {formulation}: evaluate supports prompt, or the formulation used in "
+            "fine-tuning without this option"
+        )
+    if not few_shot.given and length is not None:
+        raise UsageError("--length cannot be changed for a fine-tuned model")
 
 
 def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
