@@ -225,7 +225,7 @@ def task_table(
         ]
         fixed = task.baselines if labels == ALL_LABELS else ()
         table = Table(metric, task_scores(jobs, results), fixed, stood_beside)
-        scored += label_rows(table, labels, jobs, results)
+        scored += label_table_rows(table, labels, jobs, results)
         differences += [{"labels": labels, **asdict(d)} for d in table.differences]
         where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
         verdicts = table.verdicts(where, plan.options.seeds)
@@ -265,7 +265,7 @@ def task_scores(jobs: Sequence[Job], results: Results) -> Scores:
     return scores
 
 
-def label_rows(
+def label_table_rows(
     table: Table, labels: str, jobs: Sequence[Job], results: Results
 ) -> Iterator[JsonObject]:
     """Yield the rows of one number of labels, with the seconds and the settings of their jobs."""
