@@ -140,29 +140,39 @@ def pretrain_command(
             settings=settings,
         )
     else:
-        from kinfolk.training.distributed import Processes
-        from kinfolk.training.workload import select_device
-        from kinfolk.workflows.translation.translate import prepare_translation_run
-
-        processes = Processes.from_environment()
-        processes.connect(
-            select_device(apply_overrides(TrainConfig(), train_settings(settings)).device)
-        )
-        data, start = pairs, model
-        chosen = processes.from_first(
-            lambda: prepare_translation_run(
-                start,
-                data,
-                out,
-                objective=objective,
-                length=length,
-                vectors=vectors,
-                fast=fast,
-                settings=settings,
-                on_message=note,
-            )
+        chosen = translation_recipe(
+            model,
+            pairs,
+            out,
+            objective=objective,
+            length=length,
+            vectors=vectors,
+            fast=fast,
+            settings=settings,
         )
     finish(out, chosen, json=json, is_new=pairs is None)
+
+
+def translation_recipe(
+    model: str, pairs: "SentencePairs", out: Path, *, settings: Sequence[str], **options: Any
+) -> "Recipe":
+    """Make the tokenizer and the corpus of a translation model in `out`; return its recipe.
+
+    Of several processes the first does it.
+    """
+    from kinfolk.training.distributed import Processes
+    from kinfolk.training.workload import select_device
+    from kinfolk.workflows.translation.translate import prepare_translation_run
+
+    processes = Processes.from_environment()
+    processes.connect(
+        select_device(apply_overrides(TrainConfig(), train_settings(settings)).device)
+    )
+    return processes.from_first(
+        lambda: prepare_translation_run(
+            model, pairs, out, settings=settings, on_message=note, **options
+        )
+    )
 
 
 def train_settings(settings: Sequence[str]) -> list[str]:
