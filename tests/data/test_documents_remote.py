@@ -9,9 +9,14 @@ from typing import Any
 import datasets
 import pytest
 
-from kinfolk.data.documents import Document, ReadOptions, read_documents, read_text_parts
+from kinfolk.data.documents import (
+    Document,
+    ReadOptions,
+    parse_dataset_name,
+    read_documents,
+    read_text_parts,
+)
 from kinfolk.data.files import file_sizes, find_files
-from kinfolk.data.table_texts import parse_dataset_name
 from kinfolk.errors import UserError
 
 ROWS = [{"id": 1, "text": "one"}, {"id": 2, "text": "二"}]

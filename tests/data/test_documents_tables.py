@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data import table_texts
+from kinfolk.data import documents
 from kinfolk.data.documents import ReadOptions, read_documents, read_text_parts
 from kinfolk.data.files import file_sizes
 from kinfolk.errors import UserError
@@ -169,7 +169,7 @@ def test_a_bad_table_is_named(
 def test_a_forgotten_quote_does_not_swallow_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_texts, "MAX_CELL_CHARS", 100)
+    monkeypatch.setattr(documents, "MAX_CELL_CHARS", 100)
     file = tmp_path / "a.csv"
     file.write_text('x\n"one\n' + "two\n" * 1000)
     with pytest.raises(UserError, match=r"line 2 of .* is not CSV \(field larger than field limit"):

@@ -253,8 +253,8 @@ def count_prompts(path: Path) -> int | None:
 
 def read_prompts(path: Path, field: str) -> Iterator[str]:
     """Read the prompts of a JSONL file."""
+    from kinfolk.data.documents import read_jsonl
     from kinfolk.data.files import STDIN, open_input
-    from kinfolk.data.table_texts import read_jsonl
 
     if path != STDIN and not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"

@@ -5,16 +5,21 @@
 U+FFFD, and a line that should be JSON and is not gives the strings in it.
 """
 
+import csv
+import json
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 from kinfolk.data.files import (
+    COMPRESSION_SUFFIXES,
     DATASET_PREFIX,
     DELIMITED_SUFFIXES,
     JSON_SUFFIXES,
@@ -26,22 +31,18 @@ from kinfolk.data.files import (
     InputFile,
     OnSkip,
     content_suffix,
+    decoded_lines,
     decoded_text,
     file_sizes,
     find_files,
     is_dataset_name,
     open_input,
 )
-from kinfolk.data.table_texts import (
-    DEFAULT_TEXT_FIELD,
-    read_dataset,
-    read_delimited,
-    read_json_strings,
-    read_jsonl,
-    read_parquet,
-)
 from kinfolk.errors import UserError
 
+DEFAULT_TEXT_FIELD = "text"  # of a row, unless another is chosen
+MAX_CELL_CHARS = 1 << 26  # of a quoted cell; a longer one lacks its closing quote
+PARQUET_BATCH_ROWS = 256  # of a Parquet file, held at once
 PART = 1 << 20  # characters of a part, at most
 MAX_BLANK_CHARS = 1 << 20  # white space that is held until text follows it
 MAX_LISTED_FAULTS = 5  # files in one error
@@ -49,8 +50,10 @@ MAX_CHECKED_BYTES = 1 << 28  # of the files after a faulty one: a few seconds
 T = TypeVar("T")
 _LEADING = re.compile(r"\A\s*\n")
 _BLANK = re.compile(r"(\n\s*\n)")
+_STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*+:)?')  # and whether it names a field
 
 DocumentUnit = Literal["block", "file"]
+TableLine = tuple[int, list[str]]  # the line on which it begins, and its cells
 TextPart = tuple[str, bool]  # some text, and whether its document ends with it
 ReadProgress = Callable[[int, int | None], None]  # receives bytes read, and those of all files
 
@@ -313,7 +316,7 @@ def _texts(
     elif problems is None:
         rows = read_jsonl(source, field)
     else:
-        rows = read_json_strings(source, options.field, problems)
+        rows = _json_strings(source, options.field, problems)
     return ((row.replace("\r\n", "\n"), True) for row in rows)
 
 
@@ -343,3 +346,292 @@ def _blocks(
             begun = True
     if begun:
         yield rest.partition("\n")[0], True
+
+
+def read_jsonl(
+    source: InputFile, field: str = DEFAULT_TEXT_FIELD, *, allow_nul: bool = False
+) -> Iterator[str]:
+    """Read a field of the object on each line; "meta.text" is a field of a field."""
+    for number, line in _nonblank(decoded_lines(source)):
+        row = _parse_row(line, number, source.name)
+        source.document_line = number
+        yield get_text(row, field, f"line {number:,} of {source.name}", allow_nul=allow_nul)
+
+
+def _parse_row(line: str, number: int, file: str) -> Any:
+    where = f"line {number:,} of {file}"
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{where} is not JSON ({error.msg}, column {error.colno}): write one object per "
+            "line, for example with jq -c"
+        ) from error
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        raise UserError(f"{where} is not valid JSON ({error}): remove the line") from error
+
+
+def _json_strings(source: InputFile, field: str | None, problems: FileProblems) -> Iterator[str]:
+    """Read the strings of each line, or those of one field."""
+    # A .json file may be one value over many lines, none of which is valid alone.
+    by_line = content_suffix(source.path) != ".json"
+    for number, line in _nonblank(decoded_lines(source, problems)):
+        source.document_line = number
+        try:
+            value = _parse_row(line, number, source.name)
+        except UserError as error:
+            if by_line:
+                problems.refuse(error)
+                problems.invalid_json_lines += 1
+            strings = [_parse_json_string(s[1]) for s in _STRING.finditer(line) if not s[2]]
+            if by_line or strings:
+                yield "\n".join(strings if field is None else ())
+        else:
+            if by_line:
+                try:
+                    get_text(
+                        value, field or DEFAULT_TEXT_FIELD, f"line {number:,} of {source.name}"
+                    )
+                except UserError as error:
+                    problems.refuse(error)
+            for name in field.split(".") if field else ():
+                value = value.get(name) if isinstance(value, dict) else None
+            yield "\n".join(_strings(value))
+
+
+def _parse_json_string(quoted: str) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return quoted[1:-1]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict | list):
+            waiting += reversed(list(item.values() if isinstance(item, dict) else item))
+
+
+def _nonblank(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line and not line.isspace())
+
+
+def read_delimited(
+    source: InputFile, column: str | int | None = None, problems: FileProblems | None = None
+) -> Iterator[str]:
+    """Read a column by its number, from 1, or by its name in the first row.
+
+    With `problems`, no column means all of them, and a row may be too short.
+    """
+    read_rows = read_csv_rows if content_suffix(source.path) == ".csv" else read_tsv_rows
+    rows = read_rows(source, problems)
+    if problems is not None and column is None:
+        for source.document_line, cells in rows:
+            yield "\n".join(cells)
+        return
+    first = next(rows, None)
+    if first is None:
+        return
+    index = _column_index(first[1], column, source.name)
+    if not is_column_name(column):
+        source.document_line = first[0]
+        yield first[1][index]
+    for source.document_line, cells in rows:
+        if index >= len(cells):
+            error = UserError(
+                f"line {source.document_line:,} of {source.name} has no column {index + 1}, it is "
+                "too short: fix the row, or choose another --column"
+            )
+            if problems is None:
+                raise error
+            problems.refuse(error)
+        yield cells[index] if index < len(cells) else ""
+
+
+def read_parquet(source: InputFile, column: str | int = DEFAULT_TEXT_FIELD) -> Iterator[str]:
+    """Read a column, a few hundred rows at a time; "meta.text" is a field of a struct."""
+    try:
+        from pyarrow import lib
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise UserError(
+            f"{source.name} needs the pyarrow package: pip install 'kinfolk[parquet]'"
+        ) from error
+    size, done = source.path.stat().st_size, 0
+    with _seekable_file(source) as file:
+        try:
+            table = ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+            names = table.schema_arrow.names
+            name = str(column)
+            if not is_column_name(column):
+                name = names[_column_index(names, column, source.name)]
+            if name not in names and name.split(".")[0] not in names:
+                raise missing_name_error(name, names, source.name)
+            for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=[name]):
+                source.place = size * (done + len(batch)) // table.metadata.num_rows
+                for number, row in enumerate(batch.to_pylist(), done + 1):
+                    source.document_line = number
+                    yield get_text(row, name, f"row {number:,} of {source.name}")
+                done += len(batch)
+        except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"{source.name} is not a valid Parquet file ({reason}): download it again"
+            ) from error
+
+
+def get_text(row: Any, field: str, where: str, *, allow_nul: bool = False) -> str:
+    """Return the text of a field of a row, if it can be written as UTF-8."""
+    value, steps = row, [field] if isinstance(row, dict) and field in row else field.split(".")
+    for step in steps:
+        if not isinstance(value, dict):
+            raise UserError(
+                f"{where} has no field {field!r}: it is {_json_type(value)}, not an object"
+            )
+        if step not in value:
+            raise missing_name_error(field, list(value), where)
+        value = value[step]
+    if not isinstance(value, str):
+        remedy = "choose another --field"
+        if value is None:
+            remedy = (
+                f"remove the {where.split()[0]}, or name another --field if the text is elsewhere"
+            )
+        raise UserError(f"{field!r} in {where} is {_json_type(value)}, not text: {remedy}")
+    if "\0" in value and not allow_nul:
+        raise UserError(f"{field!r} in {where} holds a NUL character: it is not text; leave it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{field!r} in {where} contains a lone surrogate ({value[error.start]!r}), "
+            "which is not valid Unicode: fix it, or leave it out"
+        ) from error
+    return value
+
+
+def is_column_name(column: str | int | None) -> bool:
+    """Return whether a column is given by name; digits are a number."""
+    return isinstance(column, str) and not column.lstrip("-").isdecimal()
+
+
+def missing_name_error(name: str, names: list[str], where: str) -> UserError:
+    """Return the error about a missing name, with those that there are."""
+    rest = f"choose one of {_listed(names)}" if names else "nothing is there"
+    return UserError(f"{where} has no {name!r}: {rest}")
+
+
+def _column_index(first: list[str], column: str | int | None, name: str) -> int:
+    """Return the index of a column by the first row, from 0."""
+    if column is None and len(first) > 1:
+        raise UserError(
+            f"{name} has {len(first)} columns ({_listed(first)}): choose the one with the text, "
+            "--column NAME or, where the first row holds no names, --column NUMBER"
+        )
+    if is_column_name(column):
+        titles = [title.strip() for title in first]
+        if column not in titles:
+            raise missing_name_error(str(column), titles, f"the first row of {name}")
+        return titles.index(str(column))
+    number = 1 if column is None else int(column)
+    if not 1 <= number <= len(first):
+        raise UserError(
+            f"--column {number}: {name} has {len(first)} columns ({_listed(first)}), counted from 1"
+        )
+    return number - 1
+
+
+def read_tsv_rows(source: InputFile, problems: FileProblems | None = None) -> Iterator[TableLine]:
+    """Split lines at tabs and nothing else: quotes are text, as in most published files."""
+    for number, line in enumerate(decoded_lines(source, problems), 1):
+        if line:
+            yield number, line.split("\t")
+
+
+def read_csv_rows(source: InputFile, problems: FileProblems | None = None) -> Iterator[TableLine]:
+    """Read comma-separated values, whose quotes may hold commas and line ends."""
+    csv.field_size_limit(MAX_CELL_CHARS)
+    # Not strict, a forgotten quote would take the rest of the file without an error.
+    lines = (line + "\n" for line in decoded_lines(source, problems))
+    reader = csv.reader(lines, strict=problems is None)
+    while True:
+        number = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise UserError(
+                f"the row that begins on line {number:,} of {source.name} is not CSV ({error}): "
+                "check its quotes"
+            ) from error
+        if row:  # a blank line is none
+            yield number, row
+
+
+@contextmanager
+def _seekable_file(source: InputFile) -> Iterator[IO[bytes]]:
+    """Return a file that can be read in any order: a compressed one is unpacked on disk."""
+    if source.path.suffix.lower() not in COMPRESSION_SUFFIXES:
+        yield source.raw
+        return
+    with tempfile.TemporaryFile() as file:
+        shutil.copyfileobj(source.stream, file, 1 << 20)
+        yield file
+
+
+def _listed(names: list[str], most: int = 12) -> str:
+    short = [name if len(name) <= 24 else f"{name[:23]}…" for name in names[:most]]
+    return ", ".join([*short, *(["…"] if len(names) > most else [])])
+
+
+def _json_type(value: Any) -> str:
+    """Return the type of a JSON value in words."""
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", bytes: "bytes"}
+    return "null" if value is None else kinds.get(type(value), "a number")
+
+
+def read_dataset(source: InputFile, field: str = DEFAULT_TEXT_FIELD) -> Iterator[str]:
+    """Read a field of each row; rows are fetched as they are read."""
+    path = source.path
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise UserError(f"{path} needs the datasets package: pip install 'kinfolk[hub]'") from error
+    name, part, split = parse_dataset_name(path)
+    rows = _call_datasets(path, lambda: iter(load_dataset(name, part, split=split, streaming=True)))
+    number = 0
+    while (row := _call_datasets(path, lambda: next(rows, None))) is not None:
+        number += 1
+        text = get_text(row, field, f"row {number:,} of {path}")
+        source.place += len(text.encode())
+        source.document_line = number
+        yield text
+
+
+def parse_dataset_name(path: Path) -> tuple[str, str | None, str]:
+    """Return the dataset (or its folder), its configuration and its split.
+
+    hf:allenai/c4/en:validation gives ("allenai/c4", "en", "validation").
+    """
+    name, _, split = str(path).removeprefix(DATASET_PREFIX).partition(":")
+    owner, *rest = name.split("/", 2)
+    if Path(name).is_dir() or len(rest) < 2:
+        return name, None, split or "train"
+    return f"{owner}/{rest[0]}", rest[1], split or "train"
+
+
+def _call_datasets(path: Path, call: Callable[[], Any]) -> Any:
+    """Call the library, which raises many kinds of exceptions, and convert them to UserError."""
+    try:
+        return call()
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"{path} cannot be read ({reason}): check the network and the address, "
+            "hf:OWNER/NAME/CONFIGURATION:SPLIT"
+        ) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kinfolk.data.corpus import Corpus
+from kinfolk.data.documents import DEFAULT_TEXT_FIELD, get_text, read_jsonl
 from kinfolk.data.files import (
     JSON_SUFFIXES,
     content_suffix,
@@ -16,7 +17,6 @@ from kinfolk.data.files import (
     normalize_newlines,
     open_input,
 )
-from kinfolk.data.table_texts import DEFAULT_TEXT_FIELD, get_text, read_jsonl
 from kinfolk.errors import UserError
 from kinfolk.metrics.diversity import DiversityScores, diversity_scores, perplexity
 from kinfolk.types import IntArray

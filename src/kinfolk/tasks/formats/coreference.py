@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kinfolk.data.table_texts import missing_name_error
+from kinfolk.data.documents import missing_name_error
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import (
     FileSpec,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinfolk.data.table_texts import missing_name_error
+from kinfolk.data.documents import missing_name_error
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import Column, Columns, FileSpec, all_formats
 from kinfolk.tasks.formats.label_lines import label_lines_spec

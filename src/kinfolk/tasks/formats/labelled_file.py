@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from kinfolk.data.documents import TableLine, missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.data.files import (
     DELIMITED_SUFFIXES,
     JSON_SUFFIXES,
@@ -17,7 +18,6 @@ from kinfolk.data.files import (
     decoded_lines,
     open_input,
 )
-from kinfolk.data.table_texts import TableLine, missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.errors import UserError
 
 NumberedRecord: TypeAlias = tuple[int, Any]  # a line or record number, from 1, and its JSON value
