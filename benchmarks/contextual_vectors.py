@@ -101,7 +101,10 @@ def translate(job: Job, said: argparse.Namespace) -> dict[str, Any]:
     from kinfolk.data.parallel_text import ParallelText
     from kinfolk.workflows.pretrain import resume
     from kinfolk.workflows.translation.parallel import ParallelData
-    from kinfolk.workflows.translation.translate import evaluate, prepare_translation_run
+    from kinfolk.workflows.translation.translate import (
+        evaluate_translation,
+        prepare_translation_run,
+    )
 
     work, begun = said.work, time.perf_counter()
 
@@ -133,7 +136,7 @@ def translate(job: Job, said: argparse.Namespace) -> dict[str, Any]:
     run = train(f"cove-{job.seed}", said.steps)
     seconds = time.perf_counter() - begun
     test = ParallelData(train=files("test_2016_flickr"))
-    scores = evaluate(run, test, device=said.device)
+    scores = evaluate_translation(run, test, device=said.device)
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     losses = [line["eval_loss"] for line in log if line.get("eval_loss") is not None]
     return {**asdict(job), **scores, "eval_loss": losses[-1], "seconds": seconds}

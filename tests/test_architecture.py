@@ -36,6 +36,7 @@ BASE = {
     "machine",
     "packed_texts",
     "rng",
+    "types",
     "version",
 }
 READING = BASE | {"text", "data"}
@@ -51,6 +52,7 @@ ALLOWED = {
     "extensions": {"errors"},
     "rng": {"errors"},
     "files": set(),
+    "types": set(),
     "machine": set(),
     "version": set(),
     "text": BASE,

@@ -22,13 +22,13 @@ from kinfolk.config import (
     TYPES,
     apply_overrides,
     config,
-    convert,
+    convert_value,
     describe,
     did_you_mean,
     from_json,
     read_json,
     read_type,
-    register,
+    register_config,
     to_json,
 )
 from kinfolk.errors import UserError
@@ -291,18 +291,18 @@ def test_json_that_describes_no_configuration_is_refused_with_the_path(
 
 def test_a_union_is_read_as_the_one_that_fits() -> None:
     corpora = str | tuple[CorpusShare, ...]
-    assert convert("news", corpora, "corpus") == "news"
+    assert convert_value("news", corpora, "corpus") == "news"
     share = {"type": "corpus", "corpus": "news", "weight": 1}
-    found = convert([share], corpora, "corpus")
+    found = convert_value([share], corpora, "corpus")
     assert found == (CorpusShare("news", 1.0),)
     assert type(found[0].weight) is int, "what is read is written as it was"
     with pytest.raises(UserError, match=r"^corpus.0.weight='x': it must be a number"):
-        convert([share | {"weight": "x"}], corpora, "corpus")
+        convert_value([share | {"weight": "x"}], corpora, "corpus")
     with pytest.raises(UserError, match=r"^corpus=5: it must be text or a list of values"):
-        convert(5, corpora, "corpus")
-    assert convert("none", str | None, "label") == "none"
-    assert convert("none", str | None, "label", text=True) is None
-    assert convert(3, str | int | None, "column") == 3
+        convert_value(5, corpora, "corpus")
+    assert convert_value("none", str | None, "label") == "none"
+    assert convert_value("none", str | None, "label", text=True) is None
+    assert convert_value(3, str | int | None, "column") == 3
 
 
 def test_python_callers_are_told_the_same_as_files() -> None:
@@ -362,13 +362,13 @@ def test_a_type_from_outside_the_package_is_read_once_its_module_is_registered(
     monkeypatch.setitem(TYPES, "model", dict(TYPES["model"]))
     with pytest.raises(UserError, match="unknown type 'own_network'"):
         from_json({"type": "own_network"})
-    register("own_network", "own_network", group="model")
+    register_config("own_network", "own_network", group="model")
     assert "own_network" not in sys.modules
     found = from_json({"type": "own_network", "width": 9}, group="model")
     monkeypatch.delitem(CLASSES, "own_network")
     assert type(found).__module__ == "own_network" and found.width == 9
     with pytest.raises(ValueError, match=r"'gpt2' is already registered by kinfolk.families.gpt2"):
-        register("gpt2", "own_network")
+        register_config("gpt2", "own_network")
 
 
 def test_a_class_without_a_name_is_not_written() -> None:

@@ -152,7 +152,7 @@ def config(name: str, *, group: str = "", kw_only: bool = True) -> Callable[[typ
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        register(name, cls.__module__, group=group)
+        register_config(name, cls.__module__, group=group)
         if name in CLASSES and CLASSES[name].__qualname__ != cls.__qualname__:
             raise ValueError(f"{name!r} is the registered name of {CLASSES[name].__qualname__}")
         own = (vars(base) for base in cls.__mro__ if "__post_init__" in vars(base))
@@ -169,7 +169,7 @@ def config(name: str, *, group: str = "", kw_only: bool = True) -> Callable[[typ
     return decorate
 
 
-def register(name: str, module: str, *, group: str = "") -> None:
+def register_config(name: str, module: str, *, group: str = "") -> None:
     """Register the module that defines a configuration, so that JSON may name it.
 
     The module is imported when JSON first names the type; it declares its class with
@@ -226,7 +226,7 @@ def to_json(value: Any) -> Any:
 def from_json(value: Any, *, group: str | None = None) -> Any:
     """Return the configuration of a value from `to_json`, of a type of `group` if given."""
     if not isinstance(value, dict):
-        return convert(value, Any, "")
+        return convert_value(value, Any, "")
     return _build(value, "", group=group)
 
 
@@ -237,7 +237,7 @@ def from_fields(cls: type[T], value: Mapping[str, Any], path: str) -> T:
     for name, declared in fields.items():
         inner = f"{path}{name}"
         if name in value:
-            values[name] = convert(value[name], declared.hint, inner, group=declared.group)
+            values[name] = convert_value(value[name], declared.hint, inner, group=declared.group)
             declared.check(values[name], inner)
         elif declared.default is dataclasses.MISSING:
             raise UserError(f"{inner} is missing: it must be {_words(declared.hint)}")
@@ -297,7 +297,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str = "") -> Any:
+def convert_value(value: Any, hint: Any, path: str, *, text: bool = False, group: str = "") -> Any:
     """Return a plain value as the type that a field declares; raise a UserError if it is not one.
 
     `text` is for values of the command line: "500" is a number, "0.9,0.98" a tuple, "none" None.
@@ -310,7 +310,9 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
     if text and (hint is Any or dataclasses.is_dataclass(hint)):
         raise UserError(f"{path} is a group of fields: set one of them, such as {path}.NAME=VALUE")
     if hint is Any and not group and not isinstance(value, dict):
-        return tuple(convert(v, Any, path) for v in value) if isinstance(value, list) else value
+        return (
+            tuple(convert_value(v, Any, path) for v in value) if isinstance(value, list) else value
+        )
     if hint is Any or dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise UserError(f"{path}={_shown(value)}: it must be {_words(hint)}")
@@ -411,7 +413,7 @@ def describe(cls: type[Any]) -> dict[str, FieldInfo]:
 def parse_field(cls: type[Any], name: str, text: str, label: str) -> Any:
     """Return the value of a field from text, checked; `label` names the field in errors."""
     declared = describe(cls)[name]
-    value = convert(text, declared.hint, label, text=True)
+    value = convert_value(text, declared.hint, label, text=True)
     declared.check(value, label, text)
     return value
 
@@ -525,7 +527,7 @@ def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> 
         return None
     fitting = [choice for choice in choices if choice is not type(None)]
     if text:
-        return convert(value, fitting[0], path, text=True)
+        return convert_value(value, fitting[0], path, text=True)
     if isinstance(value, list):
         fitting = [choice for choice in fitting if typing.get_origin(choice) is tuple] or fitting
     if isinstance(value, dict):
@@ -534,7 +536,7 @@ def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> 
         fitting = [choice for choice in fitting if _fits(value, choice)]
     if not fitting:
         raise UserError(f"{path}={_shown(value)}: it must be {_words(hint)}")
-    return convert(value, fitting[0], path, group=group)
+    return convert_value(value, fitting[0], path, group=group)
 
 
 def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> Any:
@@ -549,7 +551,7 @@ def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> 
         raise UserError(f"{path}={_shown(value)}: it must be {_words(hint)}")
     inner = choices[:1] * len(items) if any_length else choices
     return tuple(
-        convert(item, choice, path if text else f"{path}.{number}", text=text, group=group)
+        convert_value(item, choice, path if text else f"{path}.{number}", text=text, group=group)
         for number, (item, choice) in enumerate(zip(items, inner, strict=True))
     )
 

@@ -18,7 +18,9 @@ PROOF = workflow.ResumeProof(
     killed_at=12,
     resumed_from=8,
     losses=(5.25, 5.25),
-    parts=tuple(workflow.Part(part, "9 tensors", "ab" * 32, "ab" * 32) for part in workflow.PARTS),
+    parts=tuple(
+        workflow.ComparedPart(part, "9 tensors", "ab" * 32, "ab" * 32) for part in workflow.PARTS
+    ),
 )
 
 

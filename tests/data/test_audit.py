@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.data import audit as audit_module
-from kinfolk.data.audit import Audit, LineCounter, audit, histogram
+from kinfolk.data.audit import Audit, LineCounter, audit, length_histogram
 from kinfolk.data.documents import ReadOptions, read_documents
 from kinfolk.errors import UserError
 from kinfolk.text.unicode import count_scripts, guess_language
@@ -221,7 +221,7 @@ def test_a_line_costs_its_sixteen_bytes(monkeypatch: pytest.MonkeyPatch) -> None
 
 @given(st.lists(st.integers(0, 5000), min_size=1))
 def test_every_length_is_in_one_bar(lengths: list[int]) -> None:
-    bars = histogram(lengths)
+    bars = length_histogram(lengths)
     assert sum(count for _, count in bars) == len(lengths)
     for low, count in bars:
         assert count == sum(low <= length <= max(0, 2 * low - 1) for length in lengths)

@@ -88,7 +88,7 @@ def plain(text: str) -> list[str]:
 
 def test_words_are_as_in_the_picture() -> None:
     text = "Don't panic, 世界!"
-    hashes, places = dedup.words(text)
+    hashes, places = dedup.hashed_words(text)
     assert dedup.normalized_words(text, places) == "dont panic 世 界"
     assert places.tolist() == [0, 6, 13, 14]
     assert len(set(hashes.tolist())) == 4
@@ -97,7 +97,7 @@ def test_words_are_as_in_the_picture() -> None:
 @given(st.text(st.sampled_from("aAbZé世界ก ñ\n\t.,'\0-😀́"), max_size=60), st.integers(3, 100))
 def test_words_have_one_number_each_however_the_text_is_cut(text: str, size: int) -> None:
     words = plain(text)
-    hashes, places = dedup.words(text)
+    hashes, places = dedup.hashed_words(text)
     assert [dedup.normalized_words(text, places[i : i + 1]) for i in range(len(places))] == words
     assert len(set(zip(words, hashes.tolist(), strict=True))) == len(set(words))
     assert len(set(hashes.tolist())) == len(set(words))
@@ -105,7 +105,7 @@ def test_words_have_one_number_each_however_the_text_is_cut(text: str, size: int
     if max(map(len, spaced.replace("\n", " ").split(" ")), default=0) < size:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dedup, "MAX_SLICE_CHARS", size)
-            cut = dedup.words(text)
+            cut = dedup.hashed_words(text)
         assert "\t" in text or (cut[0].tolist(), cut[1].tolist()) == (
             hashes.tolist(),
             places.tolist(),
@@ -114,7 +114,7 @@ def test_words_have_one_number_each_however_the_text_is_cut(text: str, size: int
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.integers(1, 4))
 def test_grams_are_equal_where_their_words_are(words: list[str], length: int) -> None:
-    found = dedup.hash_ngrams(dedup.words(" ".join(words))[0], length).tolist()
+    found = dedup.hash_ngrams(dedup.hashed_words(" ".join(words))[0], length).tolist()
     runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
     assert len(found) == len(runs)
     assert len(set(zip(runs, found, strict=True))) == len(set(runs)) == len(set(found))

@@ -14,6 +14,7 @@ from kinfolk.data import prepare
 from kinfolk.data import prepare as module
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.encode import DocumentEncoder
+from kinfolk.data.partial_corpus import PartialCorpus
 from kinfolk.errors import UserError
 from support import killed_prepare
 from support.runs import text as made_up
@@ -285,4 +286,4 @@ def test_a_journal_that_lies_is_noticed(text: Path, tmp_path: Path) -> None:
     (tmp_path / ".c.part" / "corpus" / "tokens.bin").write_bytes(b"")
     with pytest.raises(UserError, match=r"tokens\.bin is shorter than it was: remove"):
         killed_prepare.go(text, tmp_path / "c")
-    assert prepare.PartialCorpus(tmp_path / ".c.part", None).journal.exists()
+    assert PartialCorpus(tmp_path / ".c.part", None).journal.exists()

@@ -260,9 +260,9 @@ def test_a_long_prompt_is_read_in_parts_with_the_same_result(
 
     monkeypatch.setattr(relative_attention, "rel_shift", watched)
     logits = []
-    for most in (transformer_xl.MAX_SCORES, 2000):
+    for most in (transformer_xl.MAX_PREFILL_SCORES, 2000):
         held.clear()
-        monkeypatch.setattr(transformer_xl, "MAX_SCORES", most)
+        monkeypatch.setattr(transformer_xl, "MAX_PREFILL_SCORES", most)
         decoder = Decoder(model, GenerationRequest(prompts=prompts))
         with torch.no_grad():
             first = decoder.next_logits()

@@ -57,7 +57,7 @@ def prompt(tokens: int) -> list[int]:
 @torch.no_grad()
 def test_no_tensor_grows_with_the_square_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     model = replace(SMALL, num_layers=1).build().eval()
-    monkeypatch.setattr(transformer_xl, "MAX_SCORES", 2**20)
+    monkeypatch.setattr(transformer_xl, "MAX_PREFILL_SCORES", 2**20)
     decoder = Decoder(model, asked([prompt(3000)], max_new_tokens=4))
     with LargestTensor() as largest:
         decoder.append(decoder.next_logits().argmax(-1))
@@ -70,7 +70,7 @@ def test_no_tensor_grows_with_the_square_of_a_prompt(monkeypatch: pytest.MonkeyP
 def test_a_prompt_gives_the_logits_of_its_segments_and_of_its_tokens(
     most: int, model: TransformerXL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transformer_xl, "MAX_SCORES", most)
+    monkeypatch.setattr(transformer_xl, "MAX_PREFILL_SCORES", most)
     ids = prompt(100)
     whole = Decoder(model, asked([ids])).next_logits()[0]
 

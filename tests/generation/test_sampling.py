@@ -23,7 +23,7 @@ from kinfolk.generation.sampling import (
     apply_filters,
     apply_temperature,
     min_p,
-    sample_ids,
+    sample_next_ids,
     top_k,
     top_p,
     typical,
@@ -179,7 +179,7 @@ def test_temperature_zero_top_one_and_a_tiny_temperature_are_greedy(logits: Tens
         GenerationConfig(top_p=1e-6),
         GenerationConfig(min_p=1.0),
     ):
-        assert torch.equal(sample_ids(logits, sampling, chance), best)
+        assert torch.equal(sample_next_ids(logits, sampling, chance), best)
 
 
 @pytest.mark.parametrize("chance", [0.0, 1 - 2**-53])
@@ -187,14 +187,18 @@ def test_what_is_banned_is_never_drawn(logits: Tensor, chance: float) -> None:
     banned = torch.tensor([0, 1, 38, 39])
     extreme = torch.full((6,), chance, dtype=torch.float64)
     for sampling in (GenerationConfig(), GenerationConfig(temperature=100.0), GREEDY):
-        assert not torch.isin(sample_ids(suppress(logits, banned), sampling, extreme), banned).any()
+        assert not torch.isin(
+            sample_next_ids(suppress(logits, banned), sampling, extreme), banned
+        ).any()
 
 
 @settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), chance=st.floats(0, 1, exclude_max=True))
 def test_a_draw_is_the_token_whose_share_the_chance_falls_in(seed: int, chance: float) -> None:
     scores = rows(seed, holes=True)
-    drawn = sample_ids(scores, GenerationConfig(), torch.full((8,), chance, dtype=torch.float64))
+    drawn = sample_next_ids(
+        scores, GenerationConfig(), torch.full((8,), chance, dtype=torch.float64)
+    )
     for row, id in zip(scores.double().softmax(-1).tolist(), drawn.tolist(), strict=True):
         assert sum(row[:id]) - 1e-12 <= chance <= sum(row[: id + 1]) + 1e-12
         assert row[id] > 0
@@ -248,7 +252,9 @@ def fit(counts: Tensor, shares: Tensor) -> float:
 def test_draws_come_as_often_as_they_are_likely(sampling: GenerationConfig, seed: int) -> None:
     row = rows(seed, holes=True)[1:2]
     chance = torch.from_numpy(uniforms(seed, [0], DRAWS))[0]
-    counts = sample_ids(row.expand(DRAWS, -1), sampling, chance).bincount(minlength=row.shape[1])
+    counts = sample_next_ids(row.expand(DRAWS, -1), sampling, chance).bincount(
+        minlength=row.shape[1]
+    )
     assert fit(counts, exact(row[0], sampling)) > 1e-3
     # A distribution only a little different is told from it.
     other = GenerationConfig(temperature=1.15 * sampling.temperature)

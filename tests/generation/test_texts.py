@@ -167,7 +167,7 @@ def test_long_prompts_share_a_batch_with_fewer_and_the_texts_stay_the_same(
     monkeypatch.setattr(texts, "MAX_BATCH_SCORES", 1)
     assert list(texts.transform_lines(both, tokenizer, lines, short, fixed_limit=True)) == whole
     assert sizes == [1, 1, 1, 1]
-    monkeypatch.setattr(prompts, "MAX_SCORES", 100)
+    monkeypatch.setattr(prompts, "MAX_ATTENTION_SCORES", 100)
     with pytest.raises(
         UserError, match=r"line \d: the text has .* split it into texts of at most 7"
     ):

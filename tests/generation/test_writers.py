@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.cuda_graph import GraphedDecodeStep
 from kinfolk.generation.decode import Decoder, GeneratedSequence
-from kinfolk.generation.sampling import sample_ids
+from kinfolk.generation.sampling import sample_next_ids
 from kinfolk.rng import uniforms
 from support.decoding import Rules, constrain, generate, using
 from support.references import NAMES, Scribe, method_name, scribe
@@ -214,7 +214,7 @@ def test_a_pinned_state_writes_what_a_growing_one_does(
             writer = Decoder(who.model, using(asked, sampling))
             chances = torch.from_numpy(uniforms(seed, range(4), tokens))
             left = writer.logits_processor(writer.next_logits(), writer.history)
-            writer.append(sample_ids(left, sampling, chances[:, 0]))
+            writer.append(sample_next_ids(left, sampling, chances[:, 0]))
             turn = turn or GraphedDecodeStep(writer)
             turn.load(writer, chances)
             for _ in range(1, tokens):

@@ -21,10 +21,9 @@ from kinfolk.metrics.comparison import (
 from kinfolk.metrics.metric import Metric, Statistics, with_counts
 from kinfolk.metrics.text import BLEU, Perplexity
 from kinfolk.metrics.verdicts import (
-    headline_sentences,
+    Verdicts,
     undecided_groups,
     unit_of,
-    verdict_sentences,
 )
 
 ROWS = 500
@@ -47,12 +46,18 @@ def race(
     }
 
 
+def points(where: str, intervals: Any, differences: Any, **more: Any) -> Verdicts:
+    """Return the verdicts of a table of fractions, of three seeds."""
+    return Verdicts(where, "points", intervals, differences, 3, scale=100, **more)
+
+
 def sentences(
     metric: Metric, table: dict[str, list[Statistics]], where: str = "triage.tsv", seeds: int = 3
 ) -> list[str]:
     intervals = {name: summarize(metric, rows) for name, rows in table.items()}
     unit, scale = unit_of(metric)
-    return verdict_sentences(where, unit, intervals, compare_all(metric, table), seeds, scale=scale)
+    differences = compare_all(metric, table)
+    return Verdicts(where, unit, intervals, differences, seeds, scale=scale).sentences()
 
 
 def test_an_entrant_that_is_better_by_construction_is_ahead_and_an_equal_one_is_not() -> None:
@@ -74,7 +79,7 @@ def test_entrants_that_predict_alike_are_said_to() -> None:
     assert found == [f"{start} (the same scores on all test rows, 3 seeds)"]
     intervals = {name: summarize(Accuracy(), rows) for name, rows in alike.items()}
     differences = compare_all(Accuracy(), alike)
-    beside = verdict_sentences("t", "points", intervals, differences, 3, baselines=["c"])
+    beside = points("t", intervals, differences, baselines=["c"]).sentences()
     assert "the baseline c and a or b on t (the same scores on all test rows" in beside[-1]
 
 
@@ -122,7 +127,9 @@ def difference(
 
 def written(*differences: Difference, unit: str = "points", **options: object) -> list[str]:
     intervals = {"b": Interval(2.0, 1.9, 2.1, (2.0,))}
-    return verdict_sentences("triage.tsv", unit, intervals, differences, 3, **options)  # type: ignore[arg-type]
+    given: Any = {"scale": 100 if unit == "points" else 1} | options
+    verdicts = Verdicts("triage.tsv", unit, intervals, differences, 3, **given)
+    return verdicts.sentences()
 
 
 @pytest.mark.parametrize(
@@ -298,15 +305,10 @@ def test_no_winner_is_named_where_an_interval_includes_0() -> None:
     for effect in rng.uniform(0, 0.5, 20).tolist():
         table = race({"a": effect, "b": 0.0, "c": 0.0}, seed=int(1e6 * effect))
         differences = compare_all(replace(Accuracy(), max_resamples=100), table)
-        ahead = [s for s in verdict_sentences("t", "points", {}, differences, 3) if "ahead" in s]
+        ahead = [s for s in points("t", {}, differences).sentences() if "ahead" in s]
         winners = {d.first for d in differences if d.low > 0}
         assert {s.removeprefix("on t, ").split(" ")[0] for s in ahead} <= winners
         assert bool(ahead) == bool(winners)
-
-
-def headlines(*arguments: Any, **more: Any) -> list[str]:
-    """Return the headlines of a table of fractions."""
-    return headline_sentences("t.tsv", "points", *arguments, scale=100, **more)
 
 
 def test_a_baseline_that_is_ahead_of_all_networks_is_the_headline() -> None:
@@ -325,21 +327,20 @@ def test_a_baseline_that_is_ahead_of_all_networks_is_the_headline() -> None:
         difference("bert", "gpt2", 0.03, 0.1),
     ]
     baselines = ("majority", "TF-IDF")
-    first, tie, nothing = headlines(
-        intervals, differences, 3, baselines=baselines, trained_on=" with 1,000 rows"
-    )
+    verdicts = points("t.tsv", intervals, differences, baselines=baselines)
+    first, tie, nothing = verdicts.headlines(trained_on=" with 1,000 rows")
     assert first.startswith("on t.tsv, the baseline TF-IDF is ahead of bert by ")
     assert tie.startswith("no difference shown between the baseline majority and bert or gpt2")
     assert nothing == (
         "gpt2 (50.6) learned nothing on t.tsv with 1,000 rows: the largest class has 51.0"
     )
-    every = verdict_sentences("t.tsv", "points", intervals, differences, 3, baselines=baselines)
-    assert {first, tie} <= {*every}
+    assert {first, tie} <= {*verdicts.sentences()}
     differences[0] = difference("TF-IDF", "bert", 0.131, 0.2)  # not ahead of all
     differences[2] = difference("bert", "majority", 0.026, 0.02)  # one network is better
-    found = headlines(intervals, differences, 3, baselines=baselines)
+    found = points("t.tsv", intervals, differences, baselines=baselines).headlines()
     assert found == ["gpt2 (50.6) learned nothing on t.tsv: the largest class has 51.0"]
-    assert not headlines(intervals, differences, 3, baselines=baselines, fixed=("bert", "gpt2"))
+    known = points("t.tsv", intervals, differences, baselines=baselines, fixed=("bert", "gpt2"))
+    assert not known.headlines()
 
 
 def test_units_of_metrics() -> None:
@@ -358,7 +359,7 @@ def test_an_entrant_whose_seeds_collapse_is_named_where_nothing_is_shown() -> No
     intervals = {f"e{n}": interval(*scores) for n, scores in enumerate(steady)}
     intervals |= {"bad": interval(0.52, 0.64, 0.635), "tfidf": interval(0.79)}
     pairs = [Difference("e0", "bad", 0.1, -0.3, 0.5, 1.0, False, 3, False)]
-    told = verdict_sentences("sst2", "points", intervals, pairs, 3, baselines=["tfidf"])
+    told = points("sst2", intervals, pairs, baselines=["tfidf"]).sentences()
     (sentence,) = [s for s in told if s.startswith("the seeds of ")]
     assert sentence.startswith("the seeds of bad are 52.0 to 64.0 points on sst2, 9 times as far")
     assert sentence.endswith("and so would a comparison without bad")
@@ -369,7 +370,7 @@ def test_an_entrant_whose_seeds_collapse_is_named_where_nothing_is_shown() -> No
         (intervals | {"bad": interval(0.63, 0.64, 0.65)}, pairs),
         ({name: intervals[name] for name in ("e0", "bad")}, pairs),
     ):
-        told = verdict_sentences("sst2", "points", others, differences, 3)
+        told = points("sst2", others, differences).sentences()
         assert not any(s.startswith("the seeds of ") for s in told)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from kinfolk.families import families
-from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, summary
+from kinfolk.reports.race_cards import Card, emphasized, joined, lead_card, race_summary
 from kinfolk.reports.race_charts import OBJECTIVE_TITLES, outlying_baselines, tradeoff
 from kinfolk.reports.race_page import render
 from kinfolk.reports.race_tables import byte_count, pair_rows, score_part
 from kinfolk.reports.race_view import (
-    Entrant,
-    Scale,
+    PageEntrant,
+    ScoreScale,
     label_counts,
     lead,
     pairs,
@@ -40,7 +40,7 @@ SECTIONS = [
     "Notes",
 ]
 VOID = {"meta", "input", "link", "br", "hr"}
-ACCURACY = Scale("accuracy", "points", 100)
+ACCURACY = ScoreScale("accuracy", "points", 100)
 PSEUDO_ROW = {
     "kind": "pseudo-likelihood",
     "words": "pseudo-likelihood, each token",
@@ -339,14 +339,14 @@ def test_the_card_says_where_runs_are_too_far_apart() -> None:
 def test_an_end_of_an_interval_is_told_from_0() -> None:
     pair = {"first": "a", "second": "b", "value": -0.0047, "low": -0.0091, "high": -0.0003}
     (found,) = pairs([{**pair, "p": 0.01, "shown": True}])
-    scale = Scale("bits per byte", "bits per byte", digits=3, lower_is_better=True)
+    scale = ScoreScale("bits per byte", "bits per byte", digits=3, lower_is_better=True)
     (row,) = pair_rows([found], ["a", "b"], scale)
     assert [cell.text for cell in row.cells[:2]] == ["−0.0047", "−0.0091 to −0.0003"]
     assert scale.differences(0.0, 0.1234) == ["0.000", "+0.123"]
 
 
 def test_baselines_on_a_card_are_called_so() -> None:
-    entrants = {"a": Entrant("a", "e0", 0), "b": Entrant("b", "e1", None)}
+    entrants = {"a": PageEntrant("a", "e0", 0), "b": PageEntrant("b", "e1", None)}
     rows = score_rows(rows_of(a=0.7, b=0.9), ACCURACY)
 
     def card(shown: bool, value: float = 0.2) -> Card:
@@ -405,7 +405,7 @@ def test_a_leader_is_named_alone_only_where_it_is_ahead_of_all_others() -> None:
 
 
 def test_the_lowest_score_leads_where_lower_is_better() -> None:
-    scale = Scale("bits per byte", "bits per byte", lower_is_better=True)
+    scale = ScoreScale("bits per byte", "bits per byte", lower_is_better=True)
     rows = score_rows(rows_of(a=1.9, b=1.7), scale)
     found = lead("text", scale, rows, pairs([pair_of("a", "b", 0.2, True)]))
     assert found is not None
@@ -440,7 +440,7 @@ def test_pairs_have_the_better_ranked_entrant_first() -> None:
 
 
 def test_fractions_are_points_and_losses_are_not() -> None:
-    def scale(**fields: Any) -> Scale:
+    def scale(**fields: Any) -> ScoreScale:
         return task_scale({"metric": "m", **fields})
 
     assert scale(maximum=1, unit="points").score(0.8432) == "84.3"
@@ -500,7 +500,7 @@ def test_a_baseline_that_is_ahead_of_all_is_never_off_the_axis() -> None:
         row |= {"mean": row["mean"] + 0.3, "low": row["mean"] + 0.3, "high": row["mean"] + 0.3}
     found = outlying_baselines(score_rows(rows, ACCURACY), ACCURACY)
     assert [row.name for row in found] == ["worst"]
-    loss = Scale("loss", "nats", lower_is_better=True)  # there the lowest is the best
+    loss = ScoreScale("loss", "nats", lower_is_better=True)  # there the lowest is the best
     found = outlying_baselines(score_rows(rows, loss), loss)
     assert [row.name for row in found] == ["best"]
 
@@ -530,7 +530,7 @@ def test_long_lists_of_names_end_in_a_number() -> None:
 
 def test_the_summary_counts_entrants_without_those_left_out() -> None:
     found = race()
-    assert summary(found) == "8 entrants, wiki.txt (12.4 MB), 3 minutes each, 3 seeds, 2 tasks"
+    assert race_summary(found) == "8 entrants, wiki.txt (12.4 MB), 3 minutes each, 3 seeds, 2 tasks"
     assert byte_count(999) == "999 bytes"
 
 

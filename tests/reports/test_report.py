@@ -8,9 +8,9 @@ from pathlib import Path
 from kinfolk.reports.charts import Series
 from kinfolk.reports.page import write
 from kinfolk.reports.run_page import (
-    Baseline,
     LossPanel,
     ModelScore,
+    ReferenceScore,
     Report,
     Sample,
     SampleTimeline,
@@ -46,7 +46,10 @@ def full() -> Report:
             ModelScore("t5/nano", "spans hidden", 2.5, 1.2, comparable=False),
             ModelScore("gone", "left to right", NAN),
         ],
-        baselines=[Baseline("unigram", 6.0, 3.0, is_unigram=True), Baseline("3-gram", 2.5, 1.2)],
+        baselines=[
+            ReferenceScore("unigram", 6.0, 3.0, is_unigram=True),
+            ReferenceScore("3-gram", 2.5, 1.2),
+        ],
         samples=[
             Sample("gpt2/nano", "says", EVIL, [TextSpan("Given "), TextSpan(EVIL, generated=True)])
         ],

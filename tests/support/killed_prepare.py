@@ -48,7 +48,7 @@ def dying(owner: Any, name: str, call: int, *, after: bool = False) -> None:
 def doomed(text: Path, out: Path, place: str, call: int, after: bool, workers: int) -> None:
     """Prepare until death."""
     from kinfolk.data.corpus import CorpusWriter
-    from kinfolk.data.prepare import PartialCorpus
+    from kinfolk.data.partial_corpus import PartialCorpus
 
     owners: dict[str, Any] = {
         "fsync": os,

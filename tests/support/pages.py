@@ -142,8 +142,8 @@ def quickstart_page() -> str:
             panels=panels,
             scores=scores,
             baselines=[
-                run_page.Baseline("unigram entropy", 5.1, 3.74, is_unigram=True),
-                run_page.Baseline("3-gram, Kneser-Ney", 3.2, 2.35),
+                run_page.ReferenceScore("unigram entropy", 5.1, 3.74, is_unigram=True),
+                run_page.ReferenceScore("3-gram, Kneser-Ney", 3.2, 2.35),
             ],
             samples=[
                 run_page.Sample("gpt2/tiny", "continues a text", "Return a list of", filled),
@@ -195,7 +195,7 @@ def run_report() -> str:
             recipe=json.dumps({"name": EVIL, "train": {"lr": 0.0003}}, indent=2),
             results=[("accuracy", "0.8123", "0.5012", "0.7410")],
             result_columns=["best checkpoint", "majority", "TF-IDF + logistic regression"],
-            baselines=[run_page.Baseline("unigram entropy", 6.4)],
+            baselines=[run_page.ReferenceScore("unigram entropy", 6.4)],
         )
     )
 
@@ -260,7 +260,8 @@ def audit() -> str:
             title="2 files",
             lead="24,690 documents with 19.8M characters.",
             cards=[
-                audit_page.Card(name, "24,690", "in 2 files") for name in ("documents", "lines")
+                audit_page.FigureCard(name, "24,690", "in 2 files")
+                for name in ("documents", "lines")
             ],
             findings=["corpus/part-00001.jsonl: line 7 is not JSON"],
             lengths=[

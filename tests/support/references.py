@@ -21,7 +21,7 @@ from kinfolk.families.transformer_xl import TransformerXLConfig
 from kinfolk.families.xlnet import XLNetConfig
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.decode import GenerationRequest
-from kinfolk.generation.sampling import sample_ids
+from kinfolk.generation.sampling import sample_next_ids
 from kinfolk.rng import uniforms
 from kinfolk.workflows.baselines import fit_documents
 from support.decoding import asked
@@ -151,7 +151,7 @@ class Scribe:
         )
         for token in range(tokens):
             scores = self.scores(number, ids)
-            id = int(sample_ids(scores[None], sampling, chances[:, token]))
+            id = int(sample_next_ids(scores[None], sampling, chances[:, token]))
             if id in ENDS:
                 break
             ids.append(id)

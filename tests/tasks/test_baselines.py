@@ -85,13 +85,13 @@ def test_other_kinds_and_runs_without_dev_rows_have_no_baseline() -> None:
     assert fit_baselines(task, questions, questions).scores == {}
     train = texts(12)
     assert fit_baselines(task_of("classify", train), train, []).scores == {}
-    assert baseline_messages(task, baselines.Baselines(), questions, {"f1": 0.0}) == []
+    assert baseline_messages(task, baselines.TaskBaselines(), questions, {"f1": 0.0}) == []
 
 
 def test_long_files_are_drawn_from_and_this_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     train, dev = texts(120), texts(30, seed=1)
     task = task_of("classify", train)
-    monkeypatch.setattr(baselines, "MAX_SCORES", 100)
+    monkeypatch.setattr(baselines, "MAX_CLASS_SCORES", 100)
     drawn = limit_rows(task, train)
     assert len(drawn) == 50 and [row.number for row in drawn] == sorted({r.number for r in drawn})
     found = fit_baselines(task, train, dev)

@@ -27,7 +27,7 @@ from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConf
 from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formulations.coreference_head import MentionRanking, split_document
 from kinfolk.tasks.instances import TaskBatches, predict_rows
-from kinfolk.tasks.rows import CorefDocument, Span
+from kinfolk.tasks.rows import CorefDocument, WordRange
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text import Tokenizer, train_tokenizer
 
@@ -44,7 +44,7 @@ def story(number: int, *, given: bool, sentences: int = 3) -> CorefDocument:
     text: list[tuple[str, ...]] = [
         (pair[turned], chance.choice(("met", "saw")), pair[1 - turned], ".")
     ]
-    spans: dict[int, list[Span]] = {turned: [(0, 1)], 1 - turned: [(2, 3)]}
+    spans: dict[int, list[WordRange]] = {turned: [(0, 1)], 1 - turned: [(2, 3)]}
     place = 4
     for _ in range(chance.randint(1, sentences)):
         who = chance.randrange(2)

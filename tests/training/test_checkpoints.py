@@ -27,7 +27,7 @@ from kinfolk.training.checkpoint import (
     checkpoint_step,
     latest_valid,
     load_training_state,
-    save,
+    save_checkpoint,
     save_training_state,
 )
 from kinfolk.training.config import Optimizer, TrainConfig
@@ -56,7 +56,7 @@ def listing(run: Path) -> list[str]:
 
 
 def test_a_checkpoint_is_whole_and_last_points_to_it(tmp_path: Path) -> None:
-    folder = save(tmp_path, 500, fill(), keep=2)
+    folder = save_checkpoint(tmp_path, 500, fill(), keep=2)
     assert folder == tmp_path / "checkpoints" / "step-00000500"
     assert listing(tmp_path) == ["last", "step-00000500"]
     assert checksum_fault(folder) is None
@@ -82,47 +82,47 @@ def test_a_foreign_folder_has_no_step(tmp_path: Path) -> None:
 def test_the_oldest_are_pruned_and_the_links_always_resolve(tmp_path: Path) -> None:
     home = tmp_path / "checkpoints"
     for step in range(1, 8):
-        save(tmp_path, step, fill(str(step)), keep=2, best=step == 2)
+        save_checkpoint(tmp_path, step, fill(str(step)), keep=2, best=step == 2)
         assert (home / "last").resolve() == home / f"step-{step:08d}"
         assert step < 2 or (home / "best" / "model.safetensors").read_text() == "2"
     kept = ["step-00000002", "step-00000006", "step-00000007"]
     assert listing(tmp_path) == ["best", "last", *kept]
-    save(tmp_path, 8, fill(), keep=1, best=True)
+    save_checkpoint(tmp_path, 8, fill(), keep=1, best=True)
     assert listing(tmp_path) == ["best", "last", "step-00000008"]
 
 
 def test_the_one_just_written_is_kept_when_later_ones_are_there(tmp_path: Path) -> None:
     for step in (4, 5):
-        save(tmp_path, step, fill(), keep=2)
-    folder = save(tmp_path, 3, fill(), keep=1)
+        save_checkpoint(tmp_path, step, fill(), keep=2)
+    folder = save_checkpoint(tmp_path, 3, fill(), keep=1)
     assert checksum_fault(folder) is None
     assert checkpoint_step(tmp_path / "checkpoints" / "last") == 3
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
-    save(tmp_path, 1, fill("old"), keep=1)
-    folder = save(tmp_path, 1, fill("new"), keep=1)
+    save_checkpoint(tmp_path, 1, fill("old"), keep=1)
+    folder = save_checkpoint(tmp_path, 1, fill("new"), keep=1)
     assert (folder / "model.safetensors").read_text() == "new"
     assert checksum_fault(folder) is None
     assert listing(tmp_path) == ["last", "step-00000001"]
 
 
 def test_a_kill_between_setting_aside_and_replacing_loses_nothing(tmp_path: Path) -> None:
-    folder = save(tmp_path, 1, fill("old"), keep=2)
+    folder = save_checkpoint(tmp_path, 1, fill("old"), keep=2)
     aside = folder.with_name(".step-00000001.aside")
     folder.rename(aside)
     assert latest_valid(tmp_path) == aside
     assert checkpoint_step(aside) == 1
-    save(tmp_path, 2, fill(), keep=2)
+    save_checkpoint(tmp_path, 2, fill(), keep=2)
     assert listing(tmp_path) == ["last", "step-00000001", "step-00000002"]
     assert checksum_fault(folder) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()])
 def test_a_write_that_breaks_off_leaves_no_trace(tmp_path: Path, error: BaseException) -> None:
-    save(tmp_path, 1, fill(), keep=1)
+    save_checkpoint(tmp_path, 1, fill(), keep=1)
     with pytest.raises(type(error)):
-        save(tmp_path, 2, fail(error), keep=1)
+        save_checkpoint(tmp_path, 2, fail(error), keep=1)
     assert listing(tmp_path) == ["last", "step-00000001"]
     assert latest_valid(tmp_path) == tmp_path / "checkpoints" / "step-00000001"
 
@@ -142,25 +142,25 @@ def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_is_whole(
 ) -> None:
     words = "the disk is full while saving step 500 to .*: "
     with pytest.raises(UserError, match=words + "there is no earlier checkpoint"):
-        save(tmp_path, 500, fail(error), keep=1)
-    before = save(tmp_path, 400, fill(), keep=1)
+        save_checkpoint(tmp_path, 500, fail(error), keep=1)
+    before = save_checkpoint(tmp_path, 400, fill(), keep=1)
     with pytest.raises(UserError, match=words + "the checkpoint of step 400 is intact; free some"):
-        save(tmp_path, 500, fail(error), keep=1)
+        save_checkpoint(tmp_path, 500, fail(error), keep=1)
     assert listing(tmp_path) == ["last", "step-00000400"]
     assert latest_valid(tmp_path) == before
 
 
 def test_another_error_of_the_system_is_a_sentence_too(tmp_path: Path) -> None:
-    save(tmp_path, 400, fill(), keep=1)
+    save_checkpoint(tmp_path, 400, fill(), keep=1)
     error = PermissionError(errno.EACCES, "Permission denied", "vocab.txt")
     with pytest.raises(UserError, match=r"Permission denied: 'vocab.txt'.*step 400 is intact"):
-        save(tmp_path, 500, fail(error), keep=1)
+        save_checkpoint(tmp_path, 500, fail(error), keep=1)
 
 
 def test_a_run_that_is_a_file_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(UserError, match="step 1 could not be saved"):
-        save(tmp_path / "run", 1, fill(), keep=1)
+        save_checkpoint(tmp_path / "run", 1, fill(), keep=1)
 
 
 def script(text: str, run: Path) -> subprocess.CompletedProcess[str]:
@@ -168,7 +168,7 @@ def script(text: str, run: Path) -> subprocess.CompletedProcess[str]:
         "import os, resource, signal, sys, torch\n"
         "from pathlib import Path\n"
         "from kinfolk.errors import UserError\n"
-        "from kinfolk.training.checkpoint import save, save_training_state\n"
+        "from kinfolk.training.checkpoint import save_checkpoint, save_training_state\n"
         "run = Path(sys.argv[1])\n"
     )
     path = os.pathsep.join(sys.path)
@@ -182,7 +182,7 @@ def script(text: str, run: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_file_the_system_refuses_to_grow_is_a_full_disk(tmp_path: Path) -> None:
-    before = save(tmp_path, 400, fill(), keep=1)
+    before = save_checkpoint(tmp_path, 400, fill(), keep=1)
     text = """
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
@@ -193,7 +193,7 @@ writers = [
 ]
 for write in writers:
     try:
-        save(run, 500, write, keep=1)
+        save_checkpoint(run, 500, write, keep=1)
     except UserError as error:
         print(error)
 """
@@ -207,18 +207,18 @@ for write in writers:
 
 
 def test_what_a_killed_save_leaves_is_ignored_and_cleared_by_the_next(tmp_path: Path) -> None:
-    before = save(tmp_path, 400, fill(), keep=2)
+    before = save_checkpoint(tmp_path, 400, fill(), keep=2)
     text = """
 def write(folder):
     (folder / "model.safetensors").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
-save(run, 500, write, keep=2)
+save_checkpoint(run, 500, write, keep=2)
 """
     assert script(text, tmp_path).returncode == -signal.SIGKILL
     (tmp_path / "checkpoints" / ".last.partial").symlink_to("step-00000500")
     assert ".step-00000500.partial" in listing(tmp_path)
     assert latest_valid(tmp_path) == before
-    save(tmp_path, 600, fill(), keep=2)
+    save_checkpoint(tmp_path, 600, fill(), keep=2)
     assert listing(tmp_path) == ["last", "step-00000400", "step-00000600"]
 
 
@@ -228,7 +228,7 @@ def test_two_that_save_at_once_take_turns(tmp_path: Path) -> None:
     def work() -> None:
         try:
             for step in (1, 2, 3):
-                save(tmp_path, step, fill(), keep=2)
+                save_checkpoint(tmp_path, step, fill(), keep=2)
         except BaseException as error:
             failures.append(error)
 
@@ -269,8 +269,8 @@ TEARS: list[tuple[Callable[[Path], Any], str]] = [
 def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     tmp_path: Path, tear: Callable[[Path], Any], fault: str
 ) -> None:
-    before = save(tmp_path, 400, fill(), keep=3)
-    torn = save(tmp_path, 500, fill(), keep=3)
+    before = save_checkpoint(tmp_path, 400, fill(), keep=3)
+    torn = save_checkpoint(tmp_path, 500, fill(), keep=3)
     tear(torn)
     assert fault in str(checksum_fault(torn))
     with pytest.warns(CorruptCheckpointWarning, match=f"step-00000500 is corrupt .*{fault}"):
@@ -280,11 +280,13 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
         warnings.simplefilter("always")
         assert latest_valid(tmp_path) is None
     assert len(seen) == 2
-    assert checksum_fault(save(tmp_path, 500, fill(), keep=3)) is None  # written again, whole
+    assert (
+        checksum_fault(save_checkpoint(tmp_path, 500, fill(), keep=3)) is None
+    )  # written again, whole
 
 
 def test_a_note_beside_the_files_tears_nothing(tmp_path: Path) -> None:
-    folder = save(tmp_path, 1, fill(), keep=1)
+    folder = save_checkpoint(tmp_path, 1, fill(), keep=1)
     (folder / "note.txt").write_text("the good one")
     assert checksum_fault(folder) is None
 

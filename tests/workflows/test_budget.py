@@ -24,13 +24,13 @@ from kinfolk.training.flops import FORMULAS, FlopCounter
 from kinfolk.training.step import input_tokens
 from kinfolk.workflows.comparison import budget, step_timing
 from kinfolk.workflows.comparison.budget import (
-    TOLERANCE,
+    BUDGET_TOLERANCE,
     Budget,
     Cost,
     budget_spread,
     budget_steps,
     count_step,
-    describe,
+    describe_budget,
     measure_costs,
     run_steps,
     smallest_budget,
@@ -232,7 +232,7 @@ def test_a_run_spends_the_flops_that_were_planned(plain: Path, family: str, tmp_
     train = dataclasses.replace(chosen.train, steps=steps, warmup=1)
     with FlopCounter() as counter:
         pretrain(dataclasses.replace(chosen, train=train), tmp_path / "run")
-    assert counter.total == pytest.approx(planned.amount, rel=TOLERANCE)
+    assert counter.total == pytest.approx(planned.amount, rel=BUDGET_TOLERANCE)
 
 
 def test_models_that_count_have_no_cost(home: Home) -> None:
@@ -252,7 +252,7 @@ def test_the_budgets_of_six_runs_are_equal(home: Home, monkeypatch: pytest.Monke
             planned = Budget(kind, amount) if amount else smallest_budget(kind, costs)
             steps = budget_steps(planned, costs)
             assert all(count >= 50 for count in steps.values())
-            assert budget_spread(planned, costs, steps) <= TOLERANCE
+            assert budget_spread(planned, costs, steps) <= BUDGET_TOLERANCE
 
 
 @hypothesis.given(
@@ -265,7 +265,9 @@ def test_accepted_budgets_are_equal_within_two_percent(
 ) -> None:
     costs = {str(n): Cost(amount, amount, amount) for n, amount in enumerate(amounts)}
     planned = Budget(kind, factor * smallest_budget(kind, costs).amount)
-    assert budget_spread(planned, costs, budget_steps(planned, costs)) <= TOLERANCE * (1 + 1e-9)
+    assert budget_spread(planned, costs, budget_steps(planned, costs)) <= BUDGET_TOLERANCE * (
+        1 + 1e-9
+    )
 
 
 @pytest.mark.parametrize("kind", ["tokens", "flops"])
@@ -328,8 +330,8 @@ def test_budgets_have_words() -> None:
     assert Budget("minutes", 2.5).words == "2.5 minutes each"
     assert Budget("flops", 1e15).words == "1e+15 FLOPs each"
     assert Budget("tokens", 200_000).words == "200,000 tokens each"
-    assert "generator" in describe(Budget("flops", 1))
-    assert "without padding" in describe(Budget("tokens", 1))
+    assert "generator" in describe_budget(Budget("flops", 1))
+    assert "without padding" in describe_budget(Budget("tokens", 1))
 
 
 @dataclasses.dataclass

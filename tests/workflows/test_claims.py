@@ -14,7 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.tasks.classification import Classification
 from kinfolk.workflows.claims import scores as claim_scores
-from kinfolk.workflows.claims.catalog import CLAIMS, SCALES, Part, Scale, claims
+from kinfolk.workflows.claims.catalog import CLAIMS, SCALES, Part, Scale, select_claims
 from kinfolk.workflows.claims.run import joint_verdict, run_claims, short_number
 from kinfolk.workflows.claims.scores import (
     Measured,
@@ -103,9 +103,9 @@ def test_a_claim_says_how_much_text_was_read(tested: Path) -> None:
 def test_the_claims_of_the_issue_are_there_by_unique_names() -> None:
     names = [claim.name for claim in CLAIMS]
     assert len(names) == len(set(names)) >= 14
-    assert [claim.name for claim in claims(["nsp", "electra", "nsp"])] == ["nsp", "electra"]
+    assert [claim.name for claim in select_claims(["nsp", "electra", "nsp"])] == ["nsp", "electra"]
     with pytest.raises(UserError, match="unknown claim 'electro': did you mean electra"):
-        claims(["electro"])
+        select_claims(["electro"])
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
@@ -172,7 +172,7 @@ def test_a_claim_of_several_parts_holds_if_all_do_and_secondary_ones_have_no_say
 
 
 def test_words_say_who_is_ahead_and_whether_it_would_matter() -> None:
-    (claim,) = claims(["electra"])
+    (claim,) = select_claims(["electra"])
     part = Part(first="electra", second="bert")
     ahead = effect_words(claim, part, Measured(2.04, 0.51, 3.6, 3, {}), "points")
     assert ahead == (
@@ -200,7 +200,7 @@ def test_words_say_who_is_ahead_and_whether_it_would_matter() -> None:
 def test_an_effect_that_is_shown_but_too_small_to_matter_says_so(
     value: float, low: float, high: float, end: str
 ) -> None:
-    (claim,) = claims(["memory"])
+    (claim,) = select_claims(["memory"])
     assert claim.effect == 0.02
     measured = Measured(value, low, high, 3, {})
     words = effect_words(claim, claim.parts[0], measured, "bits per byte")
@@ -209,7 +209,7 @@ def test_an_effect_that_is_shown_but_too_small_to_matter_says_so(
 
 def test_an_end_of_an_interval_is_told_from_0() -> None:
     """The gain of weight tying was printed as -0.009 to 0.000."""
-    (claim,) = claims(["weight-tying"])
+    (claim,) = select_claims(["weight-tying"])
     part = Part(first="tied", second="untied")
     words = effect_words(claim, part, Measured(-0.0047, -0.0091, -0.0003, 3, {}), "bits per byte")
     assert words.startswith(
@@ -315,7 +315,7 @@ def test_the_same_call_trains_nothing_again(tested: Path, text: Path, labelled: 
 def test_plans_are_read_and_unigrams_counted_once(
     tested: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (claim,) = claims(["glm-positions"])
+    (claim,) = select_claims(["glm-positions"])
     claim = replace(claim, parts=claim.parts * 2)
     read, counted = Plan.read, claim_scores.fit_ngram
     plans, models = [], []
@@ -323,7 +323,7 @@ def test_plans_are_read_and_unigrams_counted_once(
     monkeypatch.setattr(
         claim_scores, "fit_ngram", lambda *given: models.append(given) or counted(*given)
     )
-    claim_scores.unigram_bits.cache_clear()
+    claim_scores.corpus_unigram_bits.cache_clear()
     first, second = claim_effects(claim, {"": tested / claim.name})
     assert first == second and first.value is not None
     assert len(plans) == len(models) == 1
@@ -369,7 +369,7 @@ def test_one_seed_cannot_decide_a_claim(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_job_that_failed_is_undecided_with_its_reason(tested: Path) -> None:
-    (claim,) = claims(["auxiliary-lm"])
+    (claim,) = select_claims(["auxiliary-lm"])
     race = tested / "auxiliary-lm"
     plan = Plan.read(race / "plan.json")
     job = next(job for job in plan.jobs if job.kind == "finetune" and job.entrant == "none")
@@ -394,7 +394,7 @@ def test_a_job_that_failed_is_undecided_with_its_reason(tested: Path) -> None:
 def test_entrants_that_learned_nothing_decide_nothing(
     tested: Path, name: str, first: str, second: str, good: float, words: str
 ) -> None:
-    (claim,) = claims([name])
+    (claim,) = select_claims([name])
     plan = Plan.read(tested / name / "plan.json")
     bad = 100.0 if claim.measure == "likelihood" else 1.0
     for scores, found in (((bad, bad), True), ((good, bad), False), ((bad, good), False)):
@@ -412,7 +412,7 @@ def test_a_claim_without_its_kind_of_task_is_refused_by_name_and_else_listed(
     with pytest.raises(UserError, match="electra needs a classification of single texts"):
         run_claims(tmp_path / "a", text, ["electra"], scale=SMALL)
     assert not (tmp_path / "a").exists()
-    monkeypatch.setattr("kinfolk.workflows.claims.catalog.CLAIMS", tuple(claims(["nsp"])))
+    monkeypatch.setattr("kinfolk.workflows.claims.catalog.CLAIMS", tuple(select_claims(["nsp"])))
     (result,) = run_claims(tmp_path / "b", text, tasks=labelled, scale=SMALL)
     assert result.verdict == "not run"
     assert result.words.startswith("not run: it needs a classification of pairs of texts")

@@ -438,7 +438,7 @@ def test_an_interrupted_comparison_continues_to_the_same_scores(
     corpus, task = inputs
     out = tmp_path / "race"
     saved: list[Path] = []
-    save = checkpoint.save
+    save = checkpoint.save_checkpoint
 
     def killed(*arguments: Any, **settings: Any) -> Path:
         saved.append(save(*arguments, **settings))
@@ -446,10 +446,10 @@ def test_an_interrupted_comparison_continues_to_the_same_scores(
             raise MemoryError  # nothing after this checkpoint is kept
         return saved[-1]
 
-    monkeypatch.setattr(checkpoint, "save", killed)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", killed)
     with pytest.raises(MemoryError):
         compare(ENTRANTS, corpus, out, tasks=task, **SMALL)
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
     jobs = Plan.read(out / "plan.json").jobs
     killed_jobs = [next(job for job in jobs if job.kind == kind) for kind in EARLIER]
     assert [path.stem for path in (out / "jobs").glob("*.usage")] == [killed_jobs[0].name]

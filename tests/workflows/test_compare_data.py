@@ -47,7 +47,7 @@ from kinfolk.workflows.comparison.plan import (
     slugs,
 )
 from kinfolk.workflows.comparison.pool import Workers
-from kinfolk.workflows.comparison.results import command_line, rarer_options
+from kinfolk.workflows.comparison.results import race_command, rarer_options
 from kinfolk.workflows.comparison.scores import development_documents, development_loss
 from kinfolk.workflows.comparison.tables import Table, corpus_names, prediction_units, score_words
 from kinfolk.workflows.comparison.tasks import any_raw, finetune_arguments, finetune_steps
@@ -95,7 +95,7 @@ def test_the_command_of_a_page_has_every_option_that_was_given() -> None:
     line = " ".join(rarer_options(options))
     assert line == "--columns a,b --labels 16,all --length 64 --own-tokenizers --no-probes"
     plan = SimpleNamespace(options=options, repeats="")
-    assert command_line(plan) == (  # type: ignore[arg-type]
+    assert race_command(plan) == (  # type: ignore[arg-type]
         "kinfolk compare 'one=bert/nano objective=mlm' gpt2/tiny --corpus 'my notes' "
         f"--tokens 12345678 --seeds 3 {line} -o RACE"
     )

@@ -78,7 +78,7 @@ def seconds(run: Path) -> float:
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, checkpoints: int) -> None:
     """End the process after some checkpoints; nothing after the last of them is kept."""
-    save, saved = checkpoint.save, list[Path]()
+    save, saved = checkpoint.save_checkpoint, list[Path]()
 
     def killed(*arguments: Any, **settings: Any) -> Path:
         saved.append(save(*arguments, **settings))
@@ -86,7 +86,7 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, checkpoints: int) -> None:
             raise MemoryError
         return saved[-1]
 
-    monkeypatch.setattr(checkpoint, "save", killed)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", killed)
 
 
 def test_entrants_spend_the_same_seconds_on_a_machine_that_drifts(race: RaceResult) -> None:

@@ -20,7 +20,7 @@ from kinfolk.tasks.dataset import task_dataset
 from kinfolk.workflows.finetuning.defaults import (
     RAW_TOKENS,
     default_steps,
-    default_train_config,
+    finetune_train_config,
     is_raw,
 )
 from kinfolk.workflows.finetuning.finetune import FineTuneWorkload, finetune
@@ -107,7 +107,7 @@ def test_few_rows_and_many_classes_are_read_more_often(
 )
 def test_raw_weights_have_higher_learning_rates(name: str, raw: bool, lr: float) -> None:
     member, _, size = name.partition("/")
-    assert default_train_config(family(member).config(size), raw=raw).lr == lr
+    assert finetune_train_config(family(member).config(size), raw=raw).lr == lr
 
 
 def test_what_is_set_wins_and_the_rest_follows(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kinfolk
-from kinfolk.cli.probe import show
+from kinfolk.cli.probe import show_probes
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.linear_probe import MIN_THREADED, threads_for
@@ -326,7 +326,7 @@ def test_probes_of_entities_show_the_accuracy_beside_the_selectivity(
         for a, b, c in zip(own.layers, control.layers, left.layers, strict=True):
             assert a.score - b.score == pytest.approx(c.score)
     assert result.notes[0].startswith("--train and --dev are the same file")
-    show(result)
+    show_probes(result)
     printed = capsys.readouterr().out
     first, second = printed.index("tag: f1"), printed.index("tag: accuracy")
     assert first < second < printed.index("selectivity") < printed.index("most frequent label")

@@ -74,7 +74,7 @@ def test_translations_come_in_order_however_they_are_batched(
     alone = [generate_texts(model, tokenizer, [source])[0] for source in sources]
     assert alone[1] == alone[4] and len(set(alone)) == 4
     assert generate_texts(model, tokenizer, sources) == alone
-    monkeypatch.setattr(translate, "BATCH_SIZE", 2)
+    monkeypatch.setattr(translate, "TRANSLATION_BATCH_SIZE", 2)
     assert generate_texts(model, tokenizer, sources) == alone
 
 

@@ -15,7 +15,7 @@ from kinfolk.machine import limit_spinning
 if TYPE_CHECKING:
     from typer import Typer
 
-MODULES = (  # of the commands
+COMMAND_MODULES = (  # of the commands
     *("audit", "chat", "claims", "compare", "embed", "evaluate", "export", "finetune", "generate"),
     *("inspect", "isotropy", "lr_find", "members", "merge", "neurons", "plan", "predict"),
     *("prefixes", "prepare", "pretrain", "probe", "push", "quickstart", "tokenizer", "translate"),
@@ -27,7 +27,7 @@ def load_app() -> "Typer":
     """Return the application; importing the module of a command registers it."""
     from kinfolk.cli.app import app
 
-    for name in MODULES:
+    for name in COMMAND_MODULES:
         import_module(f"kinfolk.cli.{name}")
     return app
 

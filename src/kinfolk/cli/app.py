@@ -126,9 +126,19 @@ def root(
 def command(
     example: str, *, panel: str | None, name: str | None = None, group: typer.Typer = app
 ) -> Callable[[AnyFunction], AnyFunction]:
-    """Register a function as a command, with an example of its use and a panel in `--help`."""
+    """Register a function as a command, with an example of its use and a panel in `--help`.
+
+    Without a name, the function `lr_find_command` is the command `lr-find`.
+    """
     epilog = f"Example: `{example}`"
-    return group.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)
+
+    def register(function: AnyFunction) -> AnyFunction:
+        own = function.__name__.removesuffix("_command").replace("_", "-")
+        return group.command(name or own, cls=Command, epilog=epilog, rich_help_panel=panel)(
+            function
+        )
+
+    return register
 
 
 def piped(what: str) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kinfolk.data.audit import Audit
 
 # Keys that programs read, and the present names.
-EARLIER = {
+EARLIER_AUDIT_KEYS = {
     "exact": "exact_duplicates",
     "near": "near_duplicates",
     "repeated": "repeated_lines",
@@ -39,7 +39,7 @@ EARLIER = {
 
 
 @command("kinfolk audit notes/ -o audit.html", panel=DATA)
-def audit(
+def audit_command(
     files: list[Path] = FILES,
     out: Path | None = REPORT,
     force: bool = FORCE,
@@ -76,7 +76,7 @@ def audit(
         write(render(audit_page(result)), out)
     if json:
         values = asdict(result)
-        print_json(values | {old: values[new] for old, new in EARLIER.items()})
+        print_json(values | {old: values[new] for old, new in EARLIER_AUDIT_KEYS.items()})
         return
     _show(result)
     if out is not None:

@@ -19,7 +19,7 @@ from kinfolk.workflows.folders import check_model_folder
 if TYPE_CHECKING:
     from kinfolk.generation.generate import ChatSession
 
-HELP = """\
+CHAT_HELP = """\
 Type a line, and the model continues the conversation; an empty line continues its reply.
   /temperature X      sampling temperature
   /top-k N            sample from the N most likely tokens
@@ -29,20 +29,20 @@ Type a line, and the model continues the conversation; an empty line continues i
   /reset              clear the conversation
   /quit               end, as Ctrl-D does
 Ctrl-C stops the present reply."""
-FIELDS = ("temperature", "top_k", "top_p", "seed", "max_new_tokens")
-SETTINGS = {name.replace("_", "-"): name for name in FIELDS}
-ALIASES = {"tokens": "max-new-tokens"}  # of earlier versions
-COMMANDS = (*SETTINGS, "reset", "help", "quit")
+CHAT_FIELDS = ("temperature", "top_k", "top_p", "seed", "max_new_tokens")
+CHAT_SETTINGS = {name.replace("_", "-"): name for name in CHAT_FIELDS}
+SETTING_ALIASES = {"tokens": "max-new-tokens"}  # of earlier versions
+COMMANDS = (*CHAT_SETTINGS, "reset", "help", "quit")
 
 
 @command("kinfolk chat runs/gpt2 --temperature 0.8", panel=USE)
 @field_options(
     "settings",
     GenerationConfig,
-    only=FIELDS,
+    only=CHAT_FIELDS,
     help={"max_new_tokens": "Maximum number of tokens per reply"},
 )
-def chat(
+def chat_command(
     model: Path = MODEL,
     tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,
@@ -113,16 +113,16 @@ def reply(session: "ChatSession", line: str) -> None:
 
 def run_command(session: "ChatSession", name: str = "", value: str = "") -> bool:
     """Run a command of the conversation; return whether the conversation continues."""
-    name = ALIASES.get(name, name)
+    name = SETTING_ALIASES.get(name, name)
     match name:
         case "quit":
             return False
         case "help":
-            errors.print(HELP, highlight=False, markup=False, soft_wrap=True)
+            errors.print(CHAT_HELP, highlight=False, markup=False, soft_wrap=True)
         case "reset":
             session.reset()
-        case _ if name in SETTINGS:
-            field = SETTINGS[name]
+        case _ if name in CHAT_SETTINGS:
+            field = CHAT_SETTINGS[name]
             session.set(**{field: parse_field(GenerationConfig, field, value, f"/{name}")})
         case _:
             raise UserError(f"unknown command /{name}: {did_you_mean(name, COMMANDS)}")

@@ -31,7 +31,7 @@ STYLES = {"holds": "green", "reversed": "red"}
 
 
 @command("kinfolk claims electra nsp --corpus notes/ --task triage.tsv -o claims", panel=EVALUATE)
-def claims(
+def claims_command(
     names: list[str] | None = typer.Argument(
         None, metavar="[NAME]...", help="Claims to test [default: all]."
     ),
@@ -64,7 +64,7 @@ def claims(
     """
     from kinfolk.workflows.claims import catalog
 
-    chosen = catalog.claims(names or ())
+    chosen = catalog.select_claims(names or ())
     catalog.scale_of(scale)
     if show:
         show_claims(chosen, json=json)

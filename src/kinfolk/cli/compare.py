@@ -22,6 +22,7 @@ from kinfolk.cli.app import (
 )
 from kinfolk.cli.options import UsageError, option_group, parse_count, parse_minutes
 from kinfolk.cli.output import (
+    SECONDS_BETWEEN_LINES,
     duration,
     note,
     numbers,
@@ -41,10 +42,9 @@ if TYPE_CHECKING:
 
 BUDGET, DATA, SCORES = "Budget (one of them)", "Data", "Scores"
 RUNTIME = "Runtime"
-BUDGETS = {"minutes": parse_minutes, "flops": parse_count, "tokens": parse_count}
-MAX_ROWS = 2**24
+BUDGET_PARSERS = {"minutes": parse_minutes, "flops": parse_count, "tokens": parse_count}
+MAX_TASK_ROWS = 2**24
 MAX_SENTENCES = 20  # of the verdict on the terminal; race.json has all
-SECONDS_BETWEEN_LINES = 30.0  # about a job that runs
 MIN_SHARE = 0.05  # of a job that tells how long the rest of it takes
 TRAININGS = ("search", "pretrain", "finetune")  # kinds of jobs
 
@@ -92,8 +92,10 @@ class ScoreOptions:
     """What is scored, and how much of it."""
 
     labels: str = option("LIST", "Sizes of the labelled training sets.", default="16,64,256,all")
-    test_rows: int = option("N", "Test rows, at most.", default=1000, min=1, max=MAX_ROWS)
-    train_rows: int = option("N", "Training rows, at most.", default=10_000, min=2, max=MAX_ROWS)
+    test_rows: int = option("N", "Test rows, at most.", default=1000, min=1, max=MAX_TASK_ROWS)
+    train_rows: int = option(
+        "N", "Training rows, at most.", default=10_000, min=2, max=MAX_TASK_ROWS
+    )
     task_steps: int = option("N", "Steps of a fine-tuning, at most.", default=320, min=1, max=2**30)
     task_epochs: float | None = option(
         "X", "Epochs of a fine-tuning [default: 3, and more for few rows].", min=0, max=1e6
@@ -112,7 +114,7 @@ class ScoreOptions:
 @option_group("budget", BudgetOptions, panel=BUDGET)
 @option_group("data", RaceDataOptions, panel=DATA)
 @option_group("scores", ScoreOptions, panel=SCORES)
-def compare(
+def compare_command(
     context: typer.Context,
     entrants: list[str] | None = typer.Argument(
         None,
@@ -174,7 +176,7 @@ def compare(
         raise UsageError("missing --corpus PATH: text, or a corpus from kinfolk prepare")
     amounts = {
         name: None if given is None else parse(given, f"--{name}")
-        for name, parse in BUDGETS.items()
+        for name, parse in BUDGET_PARSERS.items()
         for given in [vars(budget)[name]]
     }
     settings = {**vars(data), **vars(scores), "device": device, "search": budget.search}
@@ -194,7 +196,7 @@ def compare(
     if plan:
         from kinfolk.workflows.comparison.compare import plan_only
 
-        show_plan(plan_only(options, jobs=jobs, on_message=note))
+        show_race_plan(plan_only(options, jobs=jobs, on_message=note))
     elif out is not None:
         run(options, out, jobs, json=json)
 
@@ -241,21 +243,67 @@ def run(options: Any, out: Path, jobs: int | None, *, json: bool) -> None:
     print_line(f"page:   {out / 'race.html'}")
 
 
+class TimeLeft:
+    """The jobs of a comparison that are left, and an estimate of their seconds."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Job] = {}
+        # Seconds of jobs, by kind and entrant, by kind, and of all trainings.
+        self._spent: dict[Any, float] = defaultdict(float)
+        self._guessed: dict[Any, float] = defaultdict(float)
+        # When jobs began, the share that was done when that was first known, and now.
+        self._running: dict[str, tuple[float, float | None, float]] = {}
+
+    def start(self, job: "Job") -> None:
+        """Note that a job begins."""
+        self._running[job.name] = time.monotonic(), None, 0.0
+
+    def progress(self, job: "Job", share: float) -> None:
+        """Note the share of a job that is done."""
+        now = time.monotonic()
+        began, first, _ = self._running.get(job.name, (now, None, 0.0))
+        if first is None:  # a job that is resumed begins in its middle
+            began, first = now, share
+        self._running[job.name] = began, first, share
+
+    def done(self, job: "Job", seconds: float) -> None:
+        """Keep how long a job took beside what was guessed."""
+        self.waiting.pop(job.name, None)
+        self._running.pop(job.name, None)
+        for key in keys_of(job):
+            self._spent[key] += seconds
+            self._guessed[key] += job.seconds
+
+    def __str__(self) -> str:
+        """Return the time left; jobs that were done correct the guesses of others."""
+        return duration(sum(self._seconds(job) for job in self.waiting.values()))
+
+    def _seconds(self, job: "Job") -> float:
+        """Estimate the seconds left of a job, one that runs by the share that is done."""
+        guess = job.seconds
+        for key in keys_of(job, looked_up=True):
+            if self._guessed[key]:
+                guess *= self._spent[key] / self._guessed[key]
+                break
+        if job.name not in self._running:
+            return guess
+        began, first, share = self._running[job.name]
+        elapsed = time.monotonic() - began
+        if first is not None and share - first >= MIN_SHARE:
+            return elapsed * (1 - share) / (share - first)
+        return max(0.0, guess - elapsed)
+
+
 def terminal_progress() -> Any:
     """Return the callback that prints a line for each job."""
     from kinfolk.workflows.comparison.pool import RaceCallback
 
-    class TerminalProgress(RaceCallback):
+    class RaceProgress(RaceCallback):
         """Lines on stderr: what is done, how long it took, and how long the rest may take."""
 
         def __init__(self) -> None:
-            self._left: dict[str, Job] = {}
+            self._left = TimeLeft()
             self._done = self._total = 0
-            # Seconds of jobs, by kind and entrant, by kind, and of all trainings.
-            self._spent: dict[Any, float] = defaultdict(float)
-            self._guessed: dict[Any, float] = defaultdict(float)
-            # When jobs began, the share that was done when that was first known, and now.
-            self._running: dict[str, tuple[float, float | None, float]] = {}
             self._shown = time.monotonic()
             self.earlier = 0.0  # seconds of the jobs that earlier starts did
 
@@ -264,65 +312,35 @@ def terminal_progress() -> Any:
 
         def on_earlier(self, job: "Job", seconds: float) -> None:
             self.earlier += seconds
-            self._learn(job, seconds)
+            self._left.done(job, seconds)
 
         def on_plan(self, plan: "Plan", waiting: Sequence["Job"]) -> None:
-            self._left = {job.name: job for job in waiting}
+            self._left.waiting = {job.name: job for job in waiting}
             self._total = len(plan.jobs)
             self._done = done = self._total - len(waiting)
             again = f", {done} of them done" if done else ""
-            note(f"{self._total} jobs{again}, about {duration(self._rest())}")
+            note(f"{self._total} jobs{again}, about {self._left}")
 
         def on_start(self, job: "Job") -> None:
             self._shown = time.monotonic()
-            self._running[job.name] = self._shown, None, 0.0
+            self._left.start(job)
 
         def on_progress(self, job: "Job", share: float) -> None:
+            self._left.progress(job, share)
             now = time.monotonic()
-            began, first, _ = self._running.get(job.name, (now, None, 0.0))
-            if first is None:  # a job that is resumed begins in its middle
-                began, first = now, share
-            self._running[job.name] = began, first, share
             if now - self._shown >= SECONDS_BETWEEN_LINES:
                 self._shown = now
-                rest = duration(self._rest())
-                note(f"  {describe_job(job)}: {share:.0%}; about {rest} left")
+                note(f"  {describe_job(job)}: {share:.0%}; about {self._left} left")
 
         def on_done(self, job: "Job", seconds: float, failed: str | None) -> None:
             self._done += 1
-            self._left.pop(job.name, None)
-            self._running.pop(job.name, None)
-            self._learn(job, seconds)
-            rest = duration(self._rest())
+            self._left.done(job, seconds)
             end = f"left out: {failed}" if failed else duration(seconds)
-            note(f"[{self._done}/{self._total}] {describe_job(job)}: {end}; about {rest} left")
+            note(
+                f"[{self._done}/{self._total}] {describe_job(job)}: {end}; about {self._left} left"
+            )
 
-        def _rest(self) -> float:
-            """Estimate the seconds left; jobs that were done correct the guesses of others."""
-            return sum(self._rest_of(job) for job in self._left.values())
-
-        def _learn(self, job: "Job", seconds: float) -> None:
-            """Keep how long a job took beside what was guessed."""
-            for key in keys_of(job):
-                self._spent[key] += seconds
-                self._guessed[key] += job.seconds
-
-        def _rest_of(self, job: "Job") -> float:
-            """Estimate the seconds left of a job, one that runs by the share that is done."""
-            guess = job.seconds
-            for key in keys_of(job, looked_up=True):
-                if self._guessed[key]:
-                    guess *= self._spent[key] / self._guessed[key]
-                    break
-            if job.name not in self._running:
-                return guess
-            began, first, share = self._running[job.name]
-            elapsed = time.monotonic() - began
-            if first is not None and share - first >= MIN_SHARE:
-                return elapsed * (1 - share) / (share - first)
-            return max(0.0, guess - elapsed)
-
-    return TerminalProgress()
+    return RaceProgress()
 
 
 def keys_of(job: "Job", *, looked_up: bool = False) -> list[Any]:
@@ -342,7 +360,7 @@ def describe_job(job: "Job") -> str:
     return " ".join(parts)
 
 
-def show_plan(plan: "Plan") -> None:
+def show_race_plan(plan: "Plan") -> None:
     """Print the plan: what each entrant does, the tasks, and the time."""
     timed = plan.budget.get("timed")
     seconds_title = "seconds a step" if timed else "guessed seconds a step"

@@ -57,7 +57,7 @@ MAX_LENGTH = option(
 
 
 @command("kinfolk embed runs/bert texts.txt -o vectors.npz --whiten", panel=USE)
-def embed(
+def embed_command(
     model: Path = MODEL,
     texts: Path = typer.Argument(..., metavar="TEXTS", help=TEXTS_HELP),
     out: Path = option("FILE", "Output file: .npz or .parquet.", *OUT, default=...),
@@ -165,10 +165,12 @@ def embed(
     if json:
         print_json(facts)
         return
-    print_facts((name, shown(value)) for name, value in facts.items() if value not in (None, []))
+    print_facts(
+        (name, value_text(value)) for name, value in facts.items() if value not in (None, [])
+    )
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """Return a value of the summary as text."""
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kinfolk.tasks.task import EvaluationResult
     from kinfolk.workflows.predict import Predictor
 
-MAX_CLASSES = 20  # classes with their scores; the report has more
+MAX_PRINTED_CLASSES = 20  # classes with their scores; the report has more
 SECONDS_WITHOUT_ESTIMATE = 60  # of the time that scoring a text takes
 LABELS = "Labelled data"
 NOTHING_SCORED = "no score is complete and nothing was written; run the same command again"
@@ -111,13 +111,18 @@ class FewShotOptions:
         """The options that were given."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """The settings of the prompt that were given."""
+        return {name: value for name, value in self.given.items() if name != "formulation"}
+
 
 @command("kinfolk evaluate runs/gpt2 --text chapter.txt --json", panel=EVALUATE)
 @option_group("text", TextOptions, panel="Language modeling")
 @option_group("test", TestOptions)
 @option_group("few_shot", FewShotOptions, panel="Zero-shot and few-shot")
 @option_group("pairs", ScoredPairOptions, panel=PAIRS)
-def evaluate(
+def evaluate_command(
     model: Path | None = typer.Argument(
         None, metavar="MODEL", help="Run, checkpoint or model folder."
     ),
@@ -182,7 +187,7 @@ def evaluate(
         parallel.check()
         from kinfolk.workflows.translation import translate
 
-        values = translate.evaluate(
+        values = translate.evaluate_translation(
             model, parallel, pivot=pairs.pivot, device=device, tokenizer=tokenizer
         )
         if parallel.directions and not json:
@@ -300,21 +305,7 @@ def evaluate_test(
     """Score a model on labelled rows, print the scores and write a report."""
     test, out = options.test, options.out
     assert test is not None
-    check_model_folder(model)
-    for file in (test, target, few_shot.fewshot_from):
-        if file is not None:
-            check_input_file(file)
-    if out is not None:
-        check_new_page(out, (test, target, few_shot.fewshot_from, model), force=options.force)
-    prompt = few_shot.given
-    formulation = prompt.pop("formulation", "prompt")
-    if formulation != "prompt":
-        raise UsageError(
-            f"--formulation {formulation}: evaluate supports prompt, or the formulation used in "
-            "fine-tuning without this option"
-        )
-    if not few_shot.given and length is not None:
-        raise UsageError("--length cannot be changed for a fine-tuned model")
+    check_test_options(model, options, few_shot, target=target, length=length)
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.input_checks import check_labels, check_rows
 
@@ -339,7 +330,7 @@ def evaluate_test(
             device=device,
             tokenizer=tokenizer,
             report=report,
-            **prompt,
+            **few_shot.prompt,
         )
     else:
         predictor = predict.load_predictor(
@@ -378,6 +369,32 @@ def evaluate_test(
         print_line(f"\nreport: {out}")
 
 
+def check_test_options(
+    model: Path,
+    options: TestOptions,
+    few_shot: FewShotOptions,
+    *,
+    target: Path | None,
+    length: int | None,
+) -> None:
+    """Refuse options that do not fit, before anything is imported that takes long."""
+    check_model_folder(model)
+    files = (options.test, target, few_shot.fewshot_from)
+    for file in files:
+        if file is not None:
+            check_input_file(file)
+    if options.out is not None:
+        check_new_page(options.out, (*files, model), force=options.force)
+    formulation = few_shot.given.get("formulation", "prompt")
+    if formulation != "prompt":
+        raise UsageError(
+            f"--formulation {formulation}: evaluate supports prompt, or the formulation used in "
+            "fine-tuning without this option"
+        )
+    if not few_shot.given and length is not None:
+        raise UsageError("--length cannot be changed for a fine-tuned model")
+
+
 def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
     """Return the facts about the model and the file that a report shows."""
     formulation = predictor.formulation
@@ -396,7 +413,7 @@ def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
 
 def baseline_table(result: "EvaluationResult") -> Table:
     """Return the scores of the model and of the baselines that need no training rows."""
-    from kinfolk.tasks.baselines import TITLES
+    from kinfolk.tasks.baselines import BASELINE_TITLES
     from kinfolk.tasks.task import metric_title
 
     rows = table("", *numbers(*map(metric_title, result.scores)))
@@ -404,7 +421,7 @@ def baseline_table(result: "EvaluationResult") -> Table:
     for baseline in result.baselines:
         bounds = [baseline.scores[name] for name in result.scores]
         cells = (f"{b.score:.3f} [{b.low:.3f}, {b.high:.3f}]" for b in bounds)
-        rows.add_row(TITLES[baseline.name], *map(escape, cells))
+        rows.add_row(BASELINE_TITLES[baseline.name], *map(escape, cells))
     return rows
 
 
@@ -434,7 +451,7 @@ def print_result(result: "EvaluationResult") -> None:
     classes = error_analysis.per_class_scores(result)
     if classes:
         rows = table("", *numbers("precision", "recall", "F1", "support"))
-        for label, score in list(classes.items())[:MAX_CLASSES]:
+        for label, score in list(classes.items())[:MAX_PRINTED_CLASSES]:
             values = [f"{value:.3f}" for value in (score.precision, score.recall, score.f1)]
             rows.add_row(escape(visible(label)), *values, f"{score.support:,}")
         print_table(rows, "per-class metrics")

@@ -16,7 +16,9 @@ from kinfolk.workflows.folders import (
 
 
 @command("kinfolk export runs/bert -o my-bert", panel=MODELS)
-def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None = TOKENIZER) -> None:
+def export_command(
+    model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None = TOKENIZER
+) -> None:
     """Write a model folder for Hugging Face: weights, config and tokenizer, and nothing else.
 
     The checkpoints of a run are such folders already; an export leaves out the training state.
@@ -43,8 +45,8 @@ def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None =
     print_line(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
 
 
-@command("kinfolk import bert-base-uncased -o models/bert", panel=MODELS, name="import")
-def import_(
+@command("kinfolk import bert-base-uncased -o models/bert", panel=MODELS)
+def import_command(
     folder: Path = typer.Argument(
         ..., metavar="FOLDER", help="Hugging Face model folder on this machine, or an ARPA file."
     ),

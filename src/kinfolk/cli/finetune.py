@@ -51,10 +51,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LM_STAGES = ("general", "target")  # whose settings begin with their names
-KEYS = ("model", "formulations", "datasets", "teacher", "init_from", "name")  # of a recipe
+# Of a recipe.
+FINETUNE_RECIPE_KEYS = ("model", "formulations", "datasets", "teacher", "init_from", "name")
 
 # Defaults of training that differ in fine-tuning.
-DEFAULTS = {
+FINETUNE_DEFAULTS = {
     "steps": "from --epochs, at least 400",
     "lr": "by family, hidden size and pretraining",
     "schedule": "linear",
@@ -69,7 +70,7 @@ OF_A_FOLDER = (
     "give one of its files (TSV, CSV, JSONL, CoNLL, SQuAD ...); --suite NAME DIR reads a folder "
     "of data sets, such as glue"
 )
-HELP = {
+FINETUNE_HELP = {
     "batch_size": "number of examples in an optimizer step",
     "eval_every": "number of steps between evaluations on the dev rows",
 }
@@ -274,8 +275,10 @@ class StageOptions:
 @option_group("model_options", ModelOptions)
 @option_group("stage_options", StageOptions, panel="Stages (ULMFiT)")
 @field_options("finetuning", FineTuneConfig, panel="Fine-tuning")
-@field_options("training", TrainConfig, without=("minutes",), defaults=DEFAULTS, help=HELP)
-def finetune(
+@field_options(
+    "training", TrainConfig, without=("minutes",), defaults=FINETUNE_DEFAULTS, help=FINETUNE_HELP
+)
+def finetune_command(
     context: typer.Context,
     model: str | None = typer.Argument(
         None,
@@ -328,7 +331,11 @@ def finetune(
     if model_options.teacher is not None:
         check_model_folder(model_options.teacher)
     check_new_folder(out)
-    keys = KEYS if stage_options.stages is None else (*KEYS, *LM_STAGES)
+    keys = (
+        FINETUNE_RECIPE_KEYS
+        if stage_options.stages is None
+        else (*FINETUNE_RECIPE_KEYS, *LM_STAGES)
+    )
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, keys)
     settings = [*as_settings(training, "train."), *as_settings(finetuning, "finetune.")]
     settings += overrides or []
@@ -347,7 +354,7 @@ def finetune(
         seed=training.get("seed", 0),
     )
     if data.suite is not None:
-        run_suite(data, train, out, device=training.get("device", "auto"), json=json)
+        finetune_suite(data, train, out, device=training.get("device", "auto"), json=json)
         return
     for dataset in datasets:
         for message in dataset.messages():
@@ -494,7 +501,7 @@ def resume_runs(run: Path) -> Path:
     from kinfolk.workflows.pretrain import resume
 
     if seeds.is_multi_seed(run):
-        return seeds.resume(run, lambda inner: progress_of(inner, run))
+        return seeds.resume_seeds(run, lambda inner: progress_of(inner, run))
     if read_type(run / "recipe.json") == "stages":
         return resume_stages(run, lambda inner: progress_of(inner, run)) / "task"
     with progress_of(run, run) as progress:
@@ -576,13 +583,13 @@ def print_label_search(run: Path, best: Path, *, json: bool) -> None:
 
 def score_table(results: "SeedResults") -> Table:
     """Return the dev scores: a column per run, mean and std of several, then the baselines."""
-    from kinfolk.tasks.baselines import TITLES
+    from kinfolk.tasks.baselines import BASELINE_TITLES
     from kinfolk.tasks.task import format_score, metric_title
 
     several = len(results.runs) > 1
     names = [run.name for run in results.runs] if several else ["dev"]
     names += ["mean", "std"] if several else []
-    scores = table("", *numbers(*names, *(TITLES[name] for name in results.baselines)))
+    scores = table("", *numbers(*names, *(BASELINE_TITLES[name] for name in results.baselines)))
     for name in results.names:
         values = [run[name] for run in results.runs.values()]
         values += [*results.mean(name)] if several else []
@@ -591,7 +598,9 @@ def score_table(results: "SeedResults") -> Table:
     return scores
 
 
-def run_suite(data: DataOptions, train: "TrainFn", out: Path, *, device: str, json: bool) -> None:
+def finetune_suite(
+    data: DataOptions, train: "TrainFn", out: Path, *, device: str, json: bool
+) -> None:
     """Fine-tune on every dataset of a suite, and print the scores."""
     from kinfolk.workflows.finetuning import suites
 

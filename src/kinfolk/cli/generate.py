@@ -70,7 +70,7 @@ def generation_config(
 
 @command('kinfolk generate runs/gpt2 "Once upon" --max-new-tokens 50 --top-p 0.9', panel=USE)
 @field_options("settings", GenerationConfig, without=("do_sample",))
-def generate(
+def generate_command(
     model: Path = typer.Argument(
         ..., help="Run, checkpoint or model folder. A corpus folder uses its 3-gram model."
     ),
@@ -276,7 +276,7 @@ def read_prompts(path: Path, field: str) -> Iterator[str]:
     defaults={"max_new_tokens": "128"},
     help={"max_new_tokens": "Maximum tokens generated for all spans together"},
 )
-def fill(
+def fill_command(
     model: Path = MODEL,
     text: str = typer.Argument(
         ...,

@@ -33,7 +33,7 @@ MAX_NAME_BYTES = 255  # of a file: a longer name is an error to ask for
 
 
 @command('kinfolk inspect "The cat sat on the mat." gpt2 bert t5 -o page.html', panel=EVALUATE)
-def inspect(
+def inspect_command(
     text: str = typer.Argument(
         ..., metavar="TEXT", help="Text, or - for stdin. Blank lines separate documents."
     ),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @command("kinfolk isotropy runs/bert --text texts.txt -o isotropy.html", panel=EVALUATE)
-def isotropy(
+def isotropy_command(
     model: Path = MODEL,
     text: Path = option("FILE", "Texts to measure and to fit transforms on.", default=...),
     sts: Path | None = option("FILE", "Pairs of texts with a similarity score each."),
@@ -98,11 +98,11 @@ def isotropy(
         lambda: render(isotropy_page(result)),
         json=json,
         values=result.to_json,
-        show=lambda: show(result),
+        show=lambda: show_isotropy(result),
     )
 
 
-def show(result: "IsotropyResult") -> None:
+def show_isotropy(result: "IsotropyResult") -> None:
     """Print the measures by layer, then those of each transform."""
     heads = ["layer", "", "cosine", "IsoScore", "uniformity", "dimensions"]
     rows = table(*numbers(*heads, *(["alignment", "Spearman"] if result.pairs else [])))

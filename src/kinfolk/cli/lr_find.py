@@ -19,7 +19,7 @@ from kinfolk.cli.output import (
     saved_on_interrupt,
     table,
 )
-from kinfolk.cli.pretrain import KEYS, check_data
+from kinfolk.cli.pretrain import PRETRAIN_RECIPE_KEYS, check_data
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.lr_range import check_range
 from kinfolk.workflows.folders import check_new_page, model_or_family
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 SHOWN_ROWS = 15  # of the table
 
 
-@command("kinfolk lr-find gpt2/tiny --corpus corpus -o lr.html", panel=TRAIN, name="lr-find")
-def lr_find(
+@command("kinfolk lr-find gpt2/tiny --corpus corpus -o lr.html", panel=TRAIN)
+def lr_find_command(
     model: str = typer.Argument(
         ..., metavar="MODEL", help="FAMILY[/SIZE] (see kinfolk members), or a model folder."
     ),
@@ -55,7 +55,7 @@ def lr_find(
     model = model_or_family(model)
     check_range(steps, lowest, highest)
     mixture = check_data(corpus or [], None, required=True)
-    check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
+    check_overrides(overrides or [], {"train": TrainConfig}, PRETRAIN_RECIPE_KEYS)
     if out is not None:
         check_new_page(out, [Path(share.corpus) for share in mixture], force=force)
     from kinfolk.reports.lr_find_page import render
@@ -81,11 +81,11 @@ def lr_find(
         lambda: render(lr_find_page(result)),
         json=json,
         values=lambda: asdict(result) | {"tenth": result.tenth},
-        show=lambda: show(result),
+        show=lambda: show_suggestion(result),
     )
 
 
-def show(result: "LRFindResult") -> None:
+def show_suggestion(result: "LRFindResult") -> None:
     """Print some of the losses, and the suggested rates."""
     rows = table(*numbers("step", "learning rate", "loss", "smoothed"))
     done = len(result.rates)

@@ -22,11 +22,11 @@ DIMENSIONS = {  # of a size, and the fields that hold them
     "order": "order",
 }
 NO_OBJECTIVES = "none (finetune)"  # its paper has no pretraining
-EARLIER = {"kind": "architecture", "can": "capabilities"}  # keys that programs read
+EARLIER_MEMBER_KEYS = {"kind": "architecture", "can": "capabilities"}  # keys that programs read
 
 
 @command("kinfolk members", panel=MODELS)
-def members(
+def members_command(
     family: str | None = typer.Argument(
         None, metavar="FAMILY", help="List the sizes of this family."
     ),
@@ -48,7 +48,9 @@ def members(
         return
     if json:
         rows = [asdict(entry) for entry in families.values()]
-        print_json([row | {old: row[new] for old, new in EARLIER.items()} for row in rows])
+        print_json(
+            [row | {old: row[new] for old, new in EARLIER_MEMBER_KEYS.items()} for row in rows]
+        )
         return
     shown = table(*(Column(name, no_wrap=True) for name in ("name", "architecture", "objectives")))
     shown.add_column("paper")

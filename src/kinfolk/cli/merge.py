@@ -10,7 +10,7 @@ from kinfolk.cli.prepare import show_corpus
 
 
 @command("kinfolk merge corpus.shard-* -o corpus", panel=DATA)
-def merge(
+def merge_command(
     shards: list[Path] = typer.Argument(
         ..., metavar="SHARDS...", help="All folders that `kinfolk prepare --shard` wrote."
     ),

@@ -41,7 +41,7 @@ SHOWN = 3  # neurons of a fact that are printed
 @command(
     'kinfolk neurons runs/bert "The capital of France is [MASK]." --answer Paris', panel=EVALUATE
 )
-def neurons(
+def neurons_command(
     model: Path = MODEL,
     prompt: str | None = typer.Argument(
         None, metavar="PROMPT", help="Text with [MASK] for the answer."
@@ -109,7 +109,7 @@ def neurons(
         lambda: render(neurons_page(result)),
         json=json,
         values=result.to_json,
-        show=lambda: show(result),
+        show=lambda: show_neurons(result),
     )
 
 
@@ -130,7 +130,7 @@ def check_fact(
     return tuple(readable(text, "prompt") for text in given)
 
 
-def show(result: "NeuronsResult") -> None:
+def show_neurons(result: "NeuronsResult") -> None:
     """Print the neurons of the facts, their layers, the effects and the completeness."""
     from kinfolk.reports.charts import significant
     from kinfolk.workflows.knowledge_neurons.page import fact_view

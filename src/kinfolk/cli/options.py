@@ -38,12 +38,12 @@ from kinfolk.config import (
 )
 from kinfolk.errors import UserError
 
-SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}  # of a number of tokens
+COUNT_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}  # of a number of tokens
 MINUTES_OF = {"MIN": 1.0, "S": 1 / 60, "M": 1.0, "H": 60.0}
 
 # Hidden names of options: those of earlier versions, and where several are given, the first that
 # the command has.
-ALIASES: dict[str, tuple[str, ...]] = {
+OPTION_ALIASES: dict[str, tuple[str, ...]] = {
     "--accumulate": ("--grad-accum",),
     "--allow": ("--choice",),
     "--attack": ("--adversarial-epsilon",),
@@ -98,7 +98,7 @@ class UsageError(UserError):
 
 def parse_count(text: str, option: str) -> float:
     """Return a number of tokens or FLOPs that may have a suffix: 3B is 3e9."""
-    return parse_quantity(text, option, SUFFIXES, "3e9 or 3B")
+    return parse_quantity(text, option, COUNT_SUFFIXES, "3e9 or 3B")
 
 
 def parse_minutes(text: str, option: str) -> float:
@@ -170,7 +170,7 @@ def replace_aliases(args: list[str], known: Collection[str]) -> list[str]:
     for argument in args[:end]:
         name, equals, value = argument.partition("=")
         if name not in known:
-            name = next((new for new in ALIASES.get(name, ()) if new in known), name)
+            name = next((new for new in OPTION_ALIASES.get(name, ()) if new in known), name)
         replaced.append(f"{name}{equals}{value}")
     return [*replaced, *args[end:]]
 
@@ -208,7 +208,7 @@ def field_options(
 
     def build(arguments: dict[str, Any]) -> dict[str, Any]:
         return {
-            field.name: parsed(cls, field, arguments[field.name])
+            field.name: parsed_option(cls, field, arguments[field.name])
             for field in fields
             if arguments[field.name] not in (None, [])
         }
@@ -323,7 +323,7 @@ def option_parameter(
     return keyword_parameter(field.name, option, plain | None)
 
 
-def parsed(cls: type[Any], field: FieldInfo, value: Any) -> Any:
+def parsed_option(cls: type[Any], field: FieldInfo, value: Any) -> Any:
     """Return the value of an option, checked as the field declares it."""
     if isinstance(value, bool):
         return value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kinfolk.cli.app import JSON, MAX_TOKENS, MAX_VOCAB, TRAIN, command, flag, option
-from kinfolk.cli.options import SUFFIXES, parse_count
+from kinfolk.cli.options import COUNT_SUFFIXES, parse_count
 from kinfolk.cli.output import numbers, print_facts, print_json, print_line, print_table, table
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, index
@@ -21,7 +21,7 @@ MODEL_AND_DATA, DEVICES_PANEL = "Model and data", "Devices"
 
 
 @command("kinfolk plan gpt2/base --tokens 3B --devices 8 --gpu h100 --parallel fsdp", panel=TRAIN)
-def plan(
+def plan_command(
     context: typer.Context,
     model: str = typer.Argument(..., metavar="FAMILY/SIZE", help="See kinfolk members."),
     tokens: str = option("T", "Tokens to train on: 3e9 or 3B.", default=..., panel=MODEL_AND_DATA),
@@ -146,7 +146,7 @@ def show_plan(plan: "TrainingPlan", defaults: Collection[str] = ()) -> None:
 
     `defaults` are the options that were not given: what was assumed for them is said.
     """
-    from kinfolk.data.prepare import format_bytes
+    from kinfolk.data.disk_space import format_bytes
     from kinfolk.reports.page import plural
 
     print_facts(
@@ -233,7 +233,7 @@ def measured_cell(value: int | None, in_bytes: bool) -> str:
 
 def memory_parts(plan: "TrainingPlan") -> str:
     """Return the memory of the chosen strategy and its parts in words."""
-    from kinfolk.data.prepare import format_bytes
+    from kinfolk.data.disk_space import format_bytes
     from kinfolk.reports.page import plural
 
     memory, way = plan.memory, plan.memory.strategy.words
@@ -261,7 +261,7 @@ def fit_mark(size: int, capacity: int) -> str:
 
 def short_count(number: float) -> str:
     """Return a number with a suffix: 124.4M."""
-    for suffix, scale in reversed(SUFFIXES.items()):
+    for suffix, scale in reversed(COUNT_SUFFIXES.items()):
         if number >= scale:
             return f"{number / scale:,.4g}{suffix}"
     return f"{number:g}"

@@ -29,7 +29,7 @@ from kinfolk.workflows.folders import (
 
 
 @command("kinfolk predict runs/triage new.tsv -o predictions.tsv", panel=USE)
-def predict(
+def predict_command(
     model: Path = MODEL,
     file: Path = typer.Argument(
         ..., metavar="FILE", help="Rows as in training; labels may be missing."

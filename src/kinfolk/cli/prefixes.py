@@ -20,7 +20,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_input_file, check_model_folder, check_new_folder
 
 # Defaults and settings of this command, where they differ from those of pretraining.
-DEFAULTS = {
+PREFIX_DEFAULTS = {
     "steps": "1,000",
     "lr": "0.001",
     "schedule": "linear",
@@ -32,7 +32,7 @@ DEFAULTS = {
     "save_every": "200",
     "eval_batches": "32",
 }
-HELP = {
+PREFIX_HELP = {
     "batch_size": "number of texts in an optimizer step",
     "eval_every": "number of steps between evaluations on the dev texts",
 }
@@ -49,8 +49,8 @@ ABSENT = (
 
 @command("kinfolk prefixes runs/gpt2 --train reviews.tsv -o runs/sentiment", panel=TRAIN)
 @field_options("prefixes", PrefixConfig, panel="Prefixes")
-@field_options("training", TrainConfig, without=ABSENT, defaults=DEFAULTS, help=HELP)
-def prefixes(
+@field_options("training", TrainConfig, without=ABSENT, defaults=PREFIX_DEFAULTS, help=PREFIX_HELP)
+def prefixes_command(
     context: typer.Context,
     model: str | None = typer.Argument(
         None, metavar="MODEL", help="Run or model folder of a GPT, GPT-2 or GPT-3."
@@ -77,7 +77,7 @@ def prefixes(
     """
     if resume is not None:
         check_resume(context, resume, "prefixes")
-        finish(resume, json=json)
+        finish_prefixes(resume, json=json)
         return
     if model is None:
         raise UsageError("missing MODEL: the folder of a GPT, GPT-2 or GPT-3")
@@ -107,36 +107,36 @@ def prefixes(
             settings=[*settings, *(overrides or [])],
             callbacks=[progress],
         )
-    show(out, json=json)
+    show_prefixes(out, json=json)
 
 
-def finish(run: Path, *, json: bool) -> None:
+def finish_prefixes(run: Path, *, json: bool) -> None:
     """Resume a run and print what it made."""
     from kinfolk.cli.run_progress import run_progress
     from kinfolk.workflows.pretrain import resume
 
     with run_progress(run.name, f"kinfolk prefixes --resume {run}") as progress:
         resume(run, callbacks=[progress])
-    show(run, json=json)
+    show_prefixes(run, json=json)
 
 
-def show(run: Path, *, json: bool) -> None:
+def show_prefixes(run: Path, *, json: bool) -> None:
     """Print the attributes of a run, its dev metrics and how to use it."""
     from kinfolk.config import read_json
-    from kinfolk.workflows.prefix_tuning.files import PREFIXES
+    from kinfolk.workflows.prefix_tuning.files import PREFIXES_FILE
     from kinfolk.workflows.report import best_metrics
 
     recipe: Any = read_json(run / "recipe.json")
     metrics = best_metrics(run)
     if json:
-        values = {"run": run, "prefixes": run / PREFIXES, "model": recipe.init_from}
+        values = {"run": run, "prefixes": run / PREFIXES_FILE, "model": recipe.init_from}
         print_json(values | {"attributes": recipe.attributes, "dev": metrics})
         return
     if "accuracy" in metrics:
         share = f"{metrics['accuracy']:.1%} of the dev texts are likeliest after their own prefix"
         print_line(share)
     print_line(f"attributes: {', '.join(recipe.attributes)}")
-    print_line(f"prefixes:   {run / PREFIXES}")
+    print_line(f"prefixes:   {run / PREFIXES_FILE}")
     print_line(
         f"next:       kinfolk generate {recipe.init_from} PROMPT --prefix-from {run} "
         f"--attribute {recipe.attributes[-1]}"

@@ -30,7 +30,7 @@ MAX_TOKENS_PER_CHARACTER = 1.1
 
 
 @command("kinfolk prepare notes/ --tokenizer tok --holdout 1% -o corpus", panel=DATA)
-def prepare(
+def prepare_command(
     files: list[Path] = FILES,
     tokenizer: Path = option("DIR", "Tokenizer folder, model folder or run.", default=...),
     out: Path = NEW_FOLDER,

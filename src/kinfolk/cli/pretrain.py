@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from kinfolk.workflows.recipe import CorpusShare, Recipe
     from kinfolk.workflows.translation.parallel import SentencePairs
 
-KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")  # of a recipe, beside train
+# Of a recipe, beside train.
+PRETRAIN_RECIPE_KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")
 
 
 @command("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 --lr 2e-3", panel=TRAIN)
 @option_group("translation", TranslationOptions, panel=PAIRS)
 @field_options("train", TrainConfig)
-def pretrain(
+def pretrain_command(
     context: typer.Context,
     model: str | None = typer.Argument(
         None,
@@ -118,7 +119,7 @@ def pretrain(
         raise UsageError("missing -o RUN: the run folder to write")
     mixture = check_data(corpus or [], pairs, required=recipe is None)
     check_new_folder(out)
-    check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
+    check_overrides(overrides or [], {"train": TrainConfig}, PRETRAIN_RECIPE_KEYS)
     settings = [*as_settings(train, "train."), *(overrides or [])]
     check_one_length(settings)
     chosen: Recipe
@@ -139,29 +140,39 @@ def pretrain(
             settings=settings,
         )
     else:
-        from kinfolk.training.distributed import Processes
-        from kinfolk.training.workload import select_device
-        from kinfolk.workflows.translation.translate import prepare_translation_run
-
-        processes = Processes.from_environment()
-        processes.connect(
-            select_device(apply_overrides(TrainConfig(), train_settings(settings)).device)
-        )
-        data, start = pairs, model
-        chosen = processes.from_first(
-            lambda: prepare_translation_run(
-                start,
-                data,
-                out,
-                objective=objective,
-                length=length,
-                vectors=vectors,
-                fast=fast,
-                settings=settings,
-                on_message=note,
-            )
+        chosen = translation_recipe(
+            model,
+            pairs,
+            out,
+            objective=objective,
+            length=length,
+            vectors=vectors,
+            fast=fast,
+            settings=settings,
         )
     finish(out, chosen, json=json, is_new=pairs is None)
+
+
+def translation_recipe(
+    model: str, pairs: "SentencePairs", out: Path, *, settings: Sequence[str], **options: Any
+) -> "Recipe":
+    """Make the tokenizer and the corpus of a translation model in `out`; return its recipe.
+
+    Of several processes the first does it.
+    """
+    from kinfolk.training.distributed import Processes
+    from kinfolk.training.workload import select_device
+    from kinfolk.workflows.translation.translate import prepare_translation_run
+
+    processes = Processes.from_environment()
+    processes.connect(
+        select_device(apply_overrides(TrainConfig(), train_settings(settings)).device)
+    )
+    return processes.from_first(
+        lambda: prepare_translation_run(
+            model, pairs, out, settings=settings, on_message=note, **options
+        )
+    )
 
 
 def train_settings(settings: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @command("kinfolk probe runs/bert --train train.conllu --dev dev.conllu", panel=EVALUATE)
-def probe(
+def probe_command(
     model: Path = MODEL,
     train: Path = option("FILE", "Labelled rows that probes are trained on.", default=...),
     dev: Path = option("FILE", "Labelled rows that choose penalties.", default=...),
@@ -87,11 +87,11 @@ def probe(
         lambda: render(probe_page(result)),
         json=json,
         values=result.to_json,
-        show=lambda: show(result),
+        show=lambda: show_probes(result),
     )
 
 
-def show(result: "ProbeCurves") -> None:
+def show_probes(result: "ProbeCurves") -> None:
     """Print the score of every layer and probe, and the selectivity."""
     for sentence in result.notes:
         note(sentence)

@@ -9,7 +9,7 @@ from kinfolk.workflows.folders import check_model_folder
 
 
 @command("kinfolk push runs/bert me/small-bert", panel=MODELS)
-def push(
+def push_command(
     model: Path = MODEL,
     name: str = typer.Argument(..., metavar="OWNER/NAME", help="Name of the model on the hub."),
     private: bool = flag("--private", "Only the owner can see the model."),

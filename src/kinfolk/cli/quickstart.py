@@ -8,7 +8,7 @@ from kinfolk.workflows.folders import check_new_folder
 
 
 @command("kinfolk quickstart", panel=START)
-def quickstart(
+def quickstart_command(
     out: Path = option("DIR", NEW_FOLDER_HELP, *OUT, default=Path("runs/quickstart")),
 ) -> None:
     """Train a tiny GPT-2, BERT and T5 on Python's docstrings and write report.html.

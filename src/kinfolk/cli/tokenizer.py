@@ -77,7 +77,7 @@ class TrainingOptions:
     group=tokenizers,
 )
 @option_group("options", TrainingOptions)
-def train(
+def train_tokenizer_command(
     files: list[Path] = FILES,
     out: Path = NEW_FOLDER,
     kind: str = typer.Option(
@@ -123,7 +123,7 @@ def train(
 @command(
     'kinfolk tokenizer show runs/bert "The cat sat."', panel=None, name="show", group=tokenizers
 )
-def show(
+def show_tokens_command(
     folder: Path = typer.Argument(
         ..., metavar="FOLDER", help="Tokenizer folder, model folder or run."
     ),
@@ -179,7 +179,7 @@ def _lines(tokens: Sequence["TokenView"], width: int) -> list[Text]:
     group=tokenizers,
 )
 @option_group("options", TrainingOptions)
-def compare(
+def compare_tokenizers_command(
     files: list[Path] = FILES,
     tokenizer: list[Path] | None = option(
         "DIR", "Tokenizer folder, model folder or run. Repeatable."
@@ -202,10 +202,10 @@ def compare(
         check_new_page(out, [*files, *(tokenizer or [])], force=force)
     from kinfolk.reports.page import write
     from kinfolk.reports.tokenizers_page import render
-    from kinfolk.workflows.compare_tokenizers import compare
+    from kinfolk.workflows.compare_tokenizers import compare_tokenizers
 
     with errors.status("reading") as status:
-        comparison = compare(
+        comparison = compare_tokenizers(
             files,
             folders=tokenizer or [],
             train=train or [],

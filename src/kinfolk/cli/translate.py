@@ -75,7 +75,7 @@ def read_lines(path: Path) -> Iterator[str]:
         yield from iter_lines(source, normalize_newlines(decode_utf8(source)))
 
 
-def read_texts(path: Path) -> list[str]:
+def read_source_lines(path: Path) -> list[str]:
     """Read the lines of a file, blank ones too; refuse one without text."""
     lines = list(read_lines(path))
     check_has_text(path, lines)
@@ -132,7 +132,7 @@ def extract_lines(
     return transform
 
 
-def register(
+def register_command(
     verb: str,
     example: str,
     help: str,
@@ -177,7 +177,7 @@ def register(
         if out is not None:
             check_new_file(out, (file, model), force=force)
             check_parent_folder(out)
-        lines = read_texts(file)
+        lines = read_source_lines(file)
 
         from kinfolk.generation.generate import transform_lines
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
@@ -241,13 +241,13 @@ def register(
     command(example, panel=USE, name=verb)(option_group("own_options", own)(options(run)))
 
 
-register(
+register_command(
     "translate",
     "kinfolk translate runs/en-de talk.en -o talk.de --method beam",
     "Translate a file line by line with an encoder-decoder, in order.",
     own=TranslateOptions,
 )
-register(
+register_command(
     "summarize",
     "kinfolk summarize runs/t5 news.txt -o news.short",
     "Summarize each line of a file with an encoder-decoder, or by sentences of it, in order.",

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 SHOWN_DIGITS = 16  # of a digest of 64
 
 
-@command("kinfolk verify-resume gpt2/nano", panel=TRAIN, name="verify-resume")
-def verify_resume(
+@command("kinfolk verify-resume gpt2/nano", panel=TRAIN)
+def verify_resume_command(
     model: str = typer.Argument(
         ..., metavar="MODEL", help="FAMILY[/SIZE] (see kinfolk members), or a run folder."
     ),
@@ -51,12 +51,12 @@ def verify_resume(
     if json:
         print_json(asdict(proof) | {"equal": proof.equal, "differences": proof.differences})
     else:
-        show(proof)
+        show_proof(proof)
     if not proof.equal:
         raise typer.Exit(1)
 
 
-def show(proof: "ResumeProof") -> None:
+def show_proof(proof: "ResumeProof") -> None:
     """Print the proof."""
     print_line(
         f"{proof.name} ({proof.objective}) on {proof.device}: {proof.steps} steps, "

@@ -17,8 +17,8 @@ from kinfolk.data.dedup import (
 )
 from kinfolk.data.documents import (
     Document,
-    Progress,
     ReadOptions,
+    ReadProgress,
     progress_reporter,
     read_leniently,
 )
@@ -225,7 +225,7 @@ def audit(
     *,
     reading: ReadOptions = ReadOptions(),
     near: bool = True,
-    progress: Progress = lambda read, total: None,
+    progress: ReadProgress = lambda read, total: None,
 ) -> Audit:
     """Return the statistics of files and folders, which are read leniently.
 
@@ -280,7 +280,7 @@ def _audit(
         lines=counts.lines.total,
         repeated_lines=counts.lines.total - counts.lines.distinct,
         most_repeated_lines=tuple(counts.lines.top()),
-        lengths=histogram(counts.lengths),
+        lengths=length_histogram(counts.lengths),
         shortest=int(lengths.min()),
         median=int(np.median(lengths)),
         longest=int(lengths.max()),
@@ -293,7 +293,7 @@ def _audit(
     )
 
 
-def histogram(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def length_histogram(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Count lengths between powers of two: [3, 5, 7] gives ((2, 1), (4, 2))."""
     bits = Counter(length.bit_length() for length in lengths)
     if not bits:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
+from kinfolk.types import IntArray as IntArray
 
-IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 Rng = np.random.Generator
 

@@ -22,25 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.data.corpus import SHARD_FILE, Corpus
+from kinfolk.data.disk_space import estimate_text_bytes
 from kinfolk.data.documents import DocumentUnit
 from kinfolk.data.merge import merge_shards
-from kinfolk.data.prepare import (
-    Files,
-    OnMessage,
-    PrepareConfig,
-    as_paths,
-    check_vacant,
-    estimate_text_bytes,
-    exclusive_output,
-    prepare,
-    prepare_config,
-)
+from kinfolk.data.partial_corpus import check_vacant, exclusive_output
+from kinfolk.data.prepare import Files, PrepareConfig, as_paths, prepare, prepare_config
 from kinfolk.data.shards import MAX_SHARDS, Shard
 from kinfolk.errors import UserError
 from kinfolk.files import lock_file, new_file
 from kinfolk.machine import available_cpus
 from kinfolk.text import Tokenizer
 from kinfolk.text.train import StageProgress
+from kinfolk.types import OnMessage
 from kinfolk.version import __version__
 
 PLAN = "plan.json"

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kinfolk.errors import UserError
 from kinfolk.files import cached_sha256
 from kinfolk.text import Tokenizer
+from kinfolk.types import IntArray
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -39,8 +40,6 @@ METADATA: dict[str, tuple[type, ...]] = {
 COUNTS = ("left_out", "skipped_files")  # by reason; corpora of earlier versions lack them
 
 DATA_FILES = ("tokens.idx", "tokens.bin", "words.bin")
-
-IntArray = npt.NDArray[np.int64]
 
 
 class Corpus:

@@ -56,7 +56,7 @@ def _character_classes() -> npt.NDArray[np.uint8]:
     return kinds
 
 
-def words(text: str) -> tuple[Hashes, Offsets]:
+def hashed_words(text: str) -> tuple[Hashes, Offsets]:
     """Return the hash of each word, and the offsets in the text at which words begin."""
     parts = [_words(text[start:end], start) for start, end in _slices(text)]
     if len(parts) == 1:
@@ -238,7 +238,7 @@ def _bands(signature: Signature) -> list[int]:
 
 def minhash_signature(text: str) -> Signature | None:
     """Return values of which two texts share as many as of their n-grams; None without words."""
-    hashes = words(text)[0]
+    hashes = hashed_words(text)[0]
     if not len(hashes):
         return None
     numbers = hash_ngrams(hashes, min(SHINGLE_WORDS, len(hashes))) >> np.uint64(32)
@@ -322,7 +322,7 @@ class ContaminationIndex:
 
     @staticmethod
     def _ngrams(number: int, document: Document) -> list[tuple[Hashes, Offsets, Offsets]]:
-        hashes, offsets = words(document.text)
+        hashes, offsets = hashed_words(document.text)
         ngrams = hash_ngrams(hashes, NGRAM_WORDS)
         if not len(ngrams):
             return []
@@ -331,7 +331,7 @@ class ContaminationIndex:
 
     def first_match(self, text: str) -> NgramMatch | None:
         """Return the first n-gram that a text shares with an evaluation file."""
-        hashes, offsets = words(text)
+        hashes, offsets = hashed_words(text)
         ngrams = hash_ngrams(hashes, NGRAM_WORDS)
         likely = np.flatnonzero(self._prefilter[ngrams >> self._shift])
         at = np.searchsorted(self._hashes, ngrams[likely])

@@ -22,7 +22,7 @@ from kinfolk.data.files import (
     COMPRESSION_SUFFIXES,
     DATASET_PREFIX,
     DELIMITED_SUFFIXES,
-    JSON,
+    JSON_SUFFIXES,
     MAX_LINE_CHARS,
     PARQUET,
     STDIN,
@@ -53,9 +53,9 @@ _BLANK = re.compile(r"(\n\s*\n)")
 _STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*+:)?')  # and whether it names a field
 
 DocumentUnit = Literal["block", "file"]
-Row = tuple[int, list[str]]  # the line on which it begins, and its cells
+TableLine = tuple[int, list[str]]  # the line on which it begins, and its cells
 TextPart = tuple[str, bool]  # some text, and whether its document ends with it
-Progress = Callable[[int, int | None], None]  # receives bytes read, and those of all files
+ReadProgress = Callable[[int, int | None], None]  # receives bytes read, and those of all files
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def read_text_parts(
     paths: Sequence[Path],
     options: ReadOptions = ReadOptions(),
     *,
-    progress: Progress = lambda read, total: None,
+    progress: ReadProgress = lambda read, total: None,
     on_skip: OnSkip = lambda skipped: None,
 ) -> Iterator[str]:
     """Stream the text of the same documents, a long one in several parts.
@@ -146,7 +146,7 @@ def read_text_parts(
 
 
 def progress_reporter(
-    sizes: Mapping[Path, int | None], progress: Progress
+    sizes: Mapping[Path, int | None], progress: ReadProgress
 ) -> Callable[[Path, int], None]:
     """Return a function that reports the bytes read up to a place in a file."""
     known = [size or 0 for size in sizes.values()]
@@ -164,7 +164,7 @@ def progress_reporter(
 
 def is_plain_text(path: Path) -> bool:
     """Return whether the lines of a document are lines of its file."""
-    tables = (*JSON, *DELIMITED_SUFFIXES, *PARQUET)
+    tables = (*JSON_SUFFIXES, *DELIMITED_SUFFIXES, *PARQUET)
     return content_suffix(path) not in tables and not is_dataset_name(path)
 
 
@@ -254,7 +254,7 @@ def _check(options: ReadOptions, files: Sequence[Path]) -> None:
     """Refuse a field or a column that no source has."""
     kinds = {_file_type(path, options) for path in files}
     tables = {*PARQUET, DATASET_PREFIX}
-    if options.field is not None and not kinds & {*JSON, *tables}:
+    if options.field is not None and not kinds & {*JSON_SUFFIXES, *tables}:
         raise UserError(f"--field {options.field}: only .jsonl, .json and .parquet have fields")
     if options.column is not None and not kinds & {*DELIMITED_SUFFIXES, *tables}:
         raise UserError(f"--column {options.column}: only .tsv, .csv and .parquet have columns")
@@ -311,7 +311,7 @@ def _texts(
         return ((row, True) for row in read_delimited(source, options.column, problems))
     elif kind in PARQUET:
         rows = read_parquet(source, column)
-    elif kind not in JSON:
+    elif kind not in JSON_SUFFIXES:
         return _blocks(source, options.per, problems)
     elif problems is None:
         rows = read_jsonl(source, field)
@@ -545,14 +545,14 @@ def _column_index(first: list[str], column: str | int | None, name: str) -> int:
     return number - 1
 
 
-def read_tsv_rows(source: InputFile, problems: FileProblems | None = None) -> Iterator[Row]:
+def read_tsv_rows(source: InputFile, problems: FileProblems | None = None) -> Iterator[TableLine]:
     """Split lines at tabs and nothing else: quotes are text, as in most published files."""
     for number, line in enumerate(decoded_lines(source, problems), 1):
         if line:
             yield number, line.split("\t")
 
 
-def read_csv_rows(source: InputFile, problems: FileProblems | None = None) -> Iterator[Row]:
+def read_csv_rows(source: InputFile, problems: FileProblems | None = None) -> Iterator[TableLine]:
     """Read comma-separated values, whose quotes may hold commas and line ends."""
     csv.field_size_limit(MAX_CELL_CHARS)
     # Not strict, a forgotten quote would take the rest of the file without an error.

@@ -17,12 +17,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.corpus import EncodedDocuments, IntArray
+from kinfolk.data.corpus import EncodedDocuments
 from kinfolk.data.documents import Document
 from kinfolk.errors import UserError
 from kinfolk.machine import available_cpus
 from kinfolk.text import Tokenizer, sentence_ends
 from kinfolk.text.segment import tokens_starting_words, word_segmenter
+from kinfolk.types import IntArray
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

@@ -293,12 +293,12 @@ class _Zstandard(io.RawIOBase):
 
 
 TEXT_SUFFIXES = (".txt", ".md")
-JSON = (".jsonl", ".ndjson", ".json")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 DELIMITED_SUFFIXES = (".tsv", ".csv")
 PARQUET = (".parquet",)
 DATASET_PREFIX = "hf:"
 # Files of a folder with these suffixes are read, and one that is not valid is an error.
-FOLDER_SUFFIXES = {*TEXT_SUFFIXES, *JSON, *DELIMITED_SUFFIXES, *PARQUET} - {".json"}
+FOLDER_SUFFIXES = {*TEXT_SUFFIXES, *JSON_SUFFIXES, *DELIMITED_SUFFIXES, *PARQUET} - {".json"}
 # Files of a folder that are text, but seldom prose: they are read where they are named.
 MARKUP, CODE = "markup or JSON", "source code or settings"
 NAMED_ONLY = {

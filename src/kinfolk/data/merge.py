@@ -26,31 +26,25 @@ from kinfolk.data.dedup import (
     dropped_record,
     left_out_summary,
 )
+from kinfolk.data.disk_space import check_disk_space, disk_full_as_user_error
 from kinfolk.data.documents import Document
 from kinfolk.data.files import SkippedFile
-from kinfolk.data.prepare import (
-    DROPPED_FILE,
-    Files,
-    OnMessage,
-    as_paths,
-    check_disk_space,
-    check_not_empty,
-    check_vacant,
-    disk_full_as_user_error,
-    dropped_file,
-)
+from kinfolk.data.partial_corpus import check_vacant
+from kinfolk.data.prepare import DROPPED_FILE, Files, as_paths, check_not_empty, dropped_file
 from kinfolk.data.shards import Candidate, FilePart, ShardRecord
 from kinfolk.errors import UserError
 from kinfolk.files import cached_sha256, new_folder
+from kinfolk.types import OnMessage
 
-Progress = Callable[[int, int], None]  # receives bytes of tokens so far, and those of all shards
+# Receives bytes of tokens so far, and those of all shards.
+MergeProgress = Callable[[int, int], None]
 
 
 def merge_shards(
     shards: Files,
     out: Path | str,
     *,
-    progress: Progress = lambda done, total: None,
+    progress: MergeProgress = lambda done, total: None,
     on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
     """Join the shards of a corpus, in any order, to a corpus at `out`, and return it.
@@ -184,7 +178,7 @@ class _Merge:
         self,
         shards: Sequence[OpenShard],
         folder: Path,
-        progress: Progress,
+        progress: MergeProgress,
         on_message: OnMessage,
     ) -> None:
         self._shards, self._folder = shards, folder

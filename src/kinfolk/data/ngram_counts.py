@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from kinfolk.errors import UserError
 from kinfolk.files import new_file, sync
+from kinfolk.types import IntArray
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Array: TypeAlias = npt.NDArray[Any]
 # Tokens of documents that follow each other, and the positions in them where a document ends.
 TokenBlock: TypeAlias = tuple[npt.NDArray[np.integer[Any]], IntArray]

@@ -3,17 +3,14 @@
 import json
 import math
 import os
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import astuple, dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TypeAlias
-
-import numpy as np
 
 from kinfolk.data.corpus import (
     DTYPES,
@@ -21,7 +18,6 @@ from kinfolk.data.corpus import (
     Corpus,
     CorpusWriter,
     EncodedDocuments,
-    WriteProgress,
     dtype_code,
 )
 from kinfolk.data.dedup import (
@@ -36,11 +32,17 @@ from kinfolk.data.dedup import (
     evaluation_files,
     left_out_summary,
 )
+from kinfolk.data.disk_space import (
+    check_disk_space,
+    disk_full_as_user_error,
+    estimate_corpus_bytes,
+    estimate_text_bytes,
+)
 from kinfolk.data.documents import (
     Document,
     DocumentUnit,
-    Progress,
     ReadOptions,
+    ReadProgress,
     progress_reporter,
     read_files,
     read_text_parts,
@@ -52,6 +54,7 @@ from kinfolk.data.encode import (
     encode_in_parallel,
 )
 from kinfolk.data.files import SkippedFile, file_sizes, is_blank, skipped_summary
+from kinfolk.data.partial_corpus import PartialCorpus, check_vacant, resumable_output
 from kinfolk.data.shards import (
     CountedDocuments,
     DuplicateCandidates,
@@ -62,197 +65,17 @@ from kinfolk.data.shards import (
     count_newlines,
 )
 from kinfolk.errors import UserError
-from kinfolk.files import DISK_FULL_ERRNOS, error_number, lock_file, new_file, sha256
+from kinfolk.files import sha256
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
 from kinfolk.text.tokenizer import language_tag
-
-# Bytes of text per byte of file, for prose.
-COMPRESSION_RATIO = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.5}
-
-
-def estimate_text_bytes(sizes: Mapping[Path, int | None]) -> float | None:
-    """Estimate the bytes of text in files; None where some size is not known."""
-    known = [(path, size) for path, size in sizes.items() if size is not None]
-    if len(known) < len(sizes):
-        return None
-    return sum(size * COMPRESSION_RATIO.get(path.suffix, 1.0) for path, size in known)
-
-
-def estimate_corpus_bytes(text: float, sample: EncodedDocuments, code: int) -> int:
-    """Estimate the bytes a corpus takes while it is written, from some of its documents."""
-    word_bytes = 0 if sample.words is None else len(sample.words) / 8
-    # Of a sentence 12 bytes stay and 4 are temporary; of a document 8 and 8.
-    size = np.dtype(DTYPES[code]).itemsize * len(sample.ids) + word_bytes
-    size += 16 * len(sample.sentences) + 16 * len(sample.documents)
-    return int(text * size / max(1, int(sample.bytes.sum())))
-
-
-def check_disk_space(folder: Path, need: int) -> str:
-    """Return the message about the space that a corpus needs; raise if there is less."""
-    free = shutil.disk_usage(folder).free
-    if need > free:
-        raise UserError(
-            f"the corpus needs about {format_bytes(need)}, and the disk of "
-            f"{folder.parent.parent} has {format_bytes(free)} left: "
-            "free some space, or choose an -o on another disk"
-        )
-    return (
-        f"the corpus needs about {format_bytes(need)} on the disk, "
-        f"which has {format_bytes(free)} left"
-    )
-
-
-def format_bytes(size: float) -> str:
-    """Return a size with its unit."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
-
-
-@contextmanager
-def disk_full_as_user_error(out: Path) -> Iterator[None]:
-    """Raise a user error when the disk is full."""
-    try:
-        yield
-    except Exception as error:
-        if error_number(error) not in DISK_FULL_ERRNOS:
-            raise
-        raise UserError(
-            f"the disk is full ({error}) before {out} is complete: free some space, or choose an "
-            "-o on another disk"
-        ) from error
-
-
-OnMessage = Callable[[str], None]  # receives messages for the user
-
-
-@dataclass
-class PartialCorpus:
-    """A corpus that is renamed to its name when it is complete."""
-
-    work_dir: Path
-    fingerprint: str | None  # of its inputs and options; None where text cannot be read again
-    progress: tuple[WriteProgress, ...] = ()
-    complete: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the unfinished corpus."""
-        return self.work_dir / "corpus"
-
-    @property
-    def journal(self) -> Path:
-        """The file that holds the progress."""
-        return self.work_dir / "journal.json"
-
-    def save_progress(self, done: tuple[WriteProgress, ...], *, complete: bool = False) -> None:
-        """Record what is safely on the disk."""
-        self.progress, self.complete = done, complete
-        if self.fingerprint is None:
-            return
-        states = [asdict(progress) for progress in done]
-        entry = {"fingerprint": self.fingerprint, "whole": complete, "done": states}
-        with new_file(self.journal, durable=True) as file:
-            json.dump(entry, file)
-
-    def load_progress(self, on_message: OnMessage) -> None:
-        """Resume from what an earlier run with the same inputs recorded, or start again."""
-        started = self.journal.exists()
-        # A journal that is corrupt or of another version is ignored.
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            entry = json.loads(self.journal.read_text(encoding="utf-8"))
-            if entry["fingerprint"] == self.fingerprint:
-                states = [{**s, "pending_bits": tuple(s["pending_bits"])} for s in entry["done"]]
-                self.progress = tuple(WriteProgress(**state) for state in states)
-                self.complete = bool(entry["whole"])
-                documents = sum(progress.documents for progress in self.progress)
-                on_message(f"resuming after {documents:,} documents")
-                return
-        if started:
-            on_message("starting again: text, tokenizer or options changed")
-        self.clear()
-        self.folder.mkdir()
-
-    def clear(self) -> None:
-        """Remove all that is written."""
-        self.journal.unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def finish(self, out: Path) -> None:
-        """Rename the corpus to `out`; an interrupted call can be repeated."""
-        self.save_progress(self.progress, complete=True)
-        for left in self.folder.rglob("*.part"):
-            left.unlink()
-        self.folder.rename(out)
-        self.journal.unlink(missing_ok=True)
-
-
-@contextmanager
-def resumable_output(
-    out: Path, fingerprint: str | None, on_message: OnMessage
-) -> Iterator[PartialCorpus]:
-    """Return a partial corpus beside `out`, renamed to `out` at the end.
-
-    After an error, a corpus without an entry in its journal is removed; one with an entry is kept
-    for the next run with the same inputs.
-    """
-    target = out.absolute()
-    part = PartialCorpus(target.with_name(f".{target.name}.part"), fingerprint)
-    fresh = [parent for parent in part.work_dir.parents if not parent.exists()]
-    try:
-        with exclusive_output(part.work_dir, target):
-            check_vacant(out)
-            part.load_progress(on_message)
-            try:
-                yield part
-                part.finish(target)
-            except BaseException as error:
-                if part.journal.exists():
-                    on_message(
-                        f"progress is kept in {part.work_dir}: the same command resumes from it"
-                    )
-                else:
-                    part.clear()
-                    if isinstance(error, KeyboardInterrupt):
-                        on_message(f"nothing is kept of {out}: the same command starts again")
-                raise
-    except BaseException:
-        with suppress(OSError):  # something is kept there, or another process uses it
-            for parent in fresh:
-                parent.rmdir()
-        raise
-
-
-@contextmanager
-def exclusive_output(home: Path, out: Path) -> Iterator[None]:
-    """Hold the lock in a folder; remove the folder at the end if it is empty."""
-    lock = home / "lock"
-    try:
-        file = lock_file(lock)
-    except BlockingIOError as error:
-        raise UserError(
-            f"another kinfolk prepare is writing {out}: wait for it, or choose another -o"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): choose another -o") from error
-    with file:
-        try:
-            yield
-        finally:
-            lock.unlink()
-            with suppress(OSError):
-                home.rmdir()
-
+from kinfolk.types import OnMessage
 
 GROUP_CHARS = 1 << 18  # sent to a worker at once
 GROUPS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
 EMPTY_FILE = "empty file"  # the reason why a file without text is skipped
 DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents and files that are left out
-
 
 Files: TypeAlias = Path | str | Sequence[Path | str]  # files, folders or names of datasets
 
@@ -324,7 +147,7 @@ def prepare(
     decontaminate: Files = (),
     strict: bool = False,
     shard: str | None = None,
-    progress: Progress = lambda read, whole: None,
+    progress: ReadProgress = lambda read, whole: None,
     on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
     """Tokenize text files into a corpus at `out`, and return it.
@@ -485,7 +308,7 @@ class PrepareConfig:
         """Stream the documents of the files, or of the shard."""
         return read_files(list(self.files), self.options, named=self.named, parts=self.parts)
 
-    def reporters(self, progress: Progress) -> tuple[OnRead, OnRead]:
+    def reporters(self, progress: ReadProgress) -> tuple[OnRead, OnRead]:
         """Return functions that report what is read of the evaluation files and of the text.
 
         Evaluation files are read first, and are part of the bytes of all files.
@@ -529,7 +352,7 @@ def _write(
     work: PrepareConfig,
     part: PartialCorpus,
     workers: int,
-    progress: Progress,
+    progress: ReadProgress,
     on_message: OnMessage,
 ) -> None:
     """Write the documents that an earlier run has not written."""
@@ -649,17 +472,6 @@ def _check_space(
     if text is not None:
         need = estimate_corpus_bytes(text, sample, dtype_code(work.tokenizer))
         on_message(check_disk_space(part.work_dir, need))
-
-
-def check_vacant(out: Path) -> None:
-    if not out.name:
-        raise UserError(f"{out} is not the name of a new folder: choose another -o")
-    if (out / "corpus.json").exists():
-        raise UserError(f"{out} is already a corpus: choose another -o or remove it")
-    if out.is_symlink() and not out.exists():
-        raise UserError(f"{out} is a link to nothing: choose another -o or remove it")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} already exists and is not empty: choose another -o")
 
 
 def check_not_empty(writers: Sequence[CorpusWriter], holdout: float, left_out: str) -> None:

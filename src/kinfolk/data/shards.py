@@ -29,7 +29,7 @@ from kinfolk.data.dedup import (
     minhash_signature,
 )
 from kinfolk.data.documents import MAX_BLANK_CHARS, Document, ReadOptions, is_plain_text
-from kinfolk.data.files import COMPRESSION_SUFFIXES, JSON, ByteRange, content_suffix
+from kinfolk.data.files import COMPRESSION_SUFFIXES, JSON_SUFFIXES, ByteRange, content_suffix
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 
@@ -90,7 +90,7 @@ class Shard:
 def _can_be_cut(path: Path, options: ReadOptions) -> bool:
     if path.suffix.lower() in COMPRESSION_SUFFIXES:
         return False
-    return content_suffix(path) in JSON or (is_plain_text(path) and options.per == "block")
+    return content_suffix(path) in JSON_SUFFIXES or (is_plain_text(path) and options.per == "block")
 
 
 def _document_start(path: Path, at: int, size: int) -> int:
@@ -99,7 +99,11 @@ def _document_start(path: Path, at: int, size: int) -> int:
         return at
     try:
         with path.open("rb") as file:
-            return _next_line(file, at) if content_suffix(path) in JSON else _next_block(file, at)
+            return (
+                _next_line(file, at)
+                if content_suffix(path) in JSON_SUFFIXES
+                else _next_block(file, at)
+            )
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror or error}): check its permissions"

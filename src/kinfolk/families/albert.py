@@ -24,7 +24,7 @@ from kinfolk.families.base import (
     json_field,
     mimetic_sizes,
 )
-from kinfolk.families.bert import FIELDS, BertConfig, BertEmbeddings, embedding_rules
+from kinfolk.families.bert import BERT_FIELDS, BertConfig, BertEmbeddings, embedding_rules
 from kinfolk.families.bert import PAPER_TRAINING as BERT_TRAINING
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.nn.attention import Attention
@@ -283,7 +283,7 @@ FAMILY = Family(
         model_type="albert",
         architecture="AlbertForPreTraining",
         config=AlbertConfig,
-        fields=FIELDS
+        fields=BERT_FIELDS
         | {
             "embedding_size": "embedding_size",
             "num_hidden_groups": "num_hidden_groups",

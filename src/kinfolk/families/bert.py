@@ -169,7 +169,7 @@ def embedding_rules(theirs: str, vocab_size: int) -> list[ParameterRule]:
     ]
 
 
-def layer_rules(ours: str, theirs: str, num_layers: int) -> list[ParameterRule]:
+def bert_layer_rules(ours: str, theirs: str, num_layers: int) -> list[ParameterRule]:
     """Map the layers of BERT and its descendants."""
     ours, theirs = f"{ours}.{{i}}", f"{theirs}.encoder.layer.{{i}}"
     qkv = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
@@ -193,7 +193,7 @@ def parameters(c: BertConfig) -> ParameterMap:
         base_model_prefix="bert.",
         rules=[
             *embedding_rules(embeddings, c.vocab_size),
-            *layer_rules("layers", "bert", c.num_layers),
+            *bert_layer_rules("layers", "bert", c.num_layers),
             *module("mlm_head.dense", "cls.predictions.transform.dense"),
             *module("mlm_head.norm", "cls.predictions.transform.LayerNorm"),
             ParameterRule("mlm_head.bias", ("cls.predictions.bias",)),
@@ -212,7 +212,7 @@ def parameters(c: BertConfig) -> ParameterMap:
 
 
 # Our config field: that of transformers, in BERT and its descendants.
-FIELDS = {
+BERT_FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -268,7 +268,7 @@ FAMILY = Family(
         model_type="bert",
         architecture="BertForPreTraining",
         config=BertConfig,
-        fields=FIELDS,
+        fields=BERT_FIELDS,
         parameters=parameters,
         intermediate_size="intermediate_size",
         token_ids={"pad": "pad"},

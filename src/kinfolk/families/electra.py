@@ -25,14 +25,14 @@ from kinfolk.families.base import (
     mimetic_sizes,
 )
 from kinfolk.families.bert import (
+    BERT_FIELDS,
     EMBEDDING_STD,
-    FIELDS,
     REQUIRED,
     BertConfig,
     BertEmbeddings,
+    bert_layer_rules,
     embedding_rules,
     encoder_layer,
-    layer_rules,
 )
 from kinfolk.families.bert import PAPER_TRAINING as BERT_TRAINING
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
@@ -186,7 +186,7 @@ def _encoder_rules(
         if c.hidden_size != embedding_size
         else []
     )
-    return [*projection, *layer_rules(f"{ours}.layers", theirs, c.num_layers)]
+    return [*projection, *bert_layer_rules(f"{ours}.layers", theirs, c.num_layers)]
 
 
 def generator_config(c: ElectraConfig, data: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +274,8 @@ FAMILY = Family(
         architecture="ElectraForPreTraining",
         config=ElectraConfig,
         # The last one is only ours: transformers keeps unknown fields.
-        fields=FIELDS | {"embedding_size": "embedding_size", "generator_size": "generator_share"},
+        fields=BERT_FIELDS
+        | {"embedding_size": "embedding_size", "generator_size": "generator_share"},
         parameters=parameters,
         intermediate_size="intermediate_size",
         token_ids={"pad": "pad"},

@@ -12,7 +12,7 @@ from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.families.base import MAX_LR_TIMES_WIDTH, Family, FastRates, mimetic_sizes
 from kinfolk.families.gpt import GPTDecoder
-from kinfolk.families.gpt2 import GPT2Config, decoder_layer
+from kinfolk.families.gpt2 import GPT2Config, gpt2_layer
 from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
 from kinfolk.nn.language_model import LayerStack, Pooling, model_field, network_of
 from kinfolk.objectives.blank_infilling import BlankInfilling
@@ -53,7 +53,7 @@ class GLM(GPTDecoder):
         self.block_position_embeddings = (
             nn.Embedding(c.max_length, c.hidden_size) if c.two_dimensional_positions else None
         )
-        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(gpt2_layer(c) for _ in range(c.num_layers))
         self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
         scale_residual_init_(self.layers, 2 * c.num_layers)

@@ -57,7 +57,7 @@ class GPTConfig(ModelConfig):
     init_std: float = model_field("init_std", 0.02)
 
 
-def decoder_layer(c: GPTConfig) -> TransformerLayer:
+def gpt_layer(c: GPTConfig) -> TransformerLayer:
     """Return a layer: causal self-attention and feed-forward, each followed by a norm."""
     return TransformerLayer(
         Attention(c.hidden_size, c.num_heads, dropout=c.attention_dropout),
@@ -121,14 +121,14 @@ class GPT(GPTDecoder):
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__(c)
-        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(gpt_layer(c) for _ in range(c.num_layers))
         init_weights_(self, std=c.init_std)
 
     def forward(self, inputs: Inputs) -> Output:
         return Output(self.run_layers(inputs), inputs.cache)
 
 
-def layer_rules(num_layers: int) -> list[ParameterRule]:
+def gpt_layer_rules(num_layers: int) -> list[ParameterRule]:
     """Map the layers of GPT and GPT-2; Conv1D of transformers is a transposed linear layer."""
     conv1d = partial(module, transposed=True)
     ours, theirs = "layers.{i}", "transformer.h.{i}"
@@ -153,7 +153,7 @@ def parameters(c: GPTConfig) -> ParameterMap:
         rules=[
             ParameterRule("token_embeddings.weight", (embeddings,), vocab_rows=c.vocab_size),
             *module("position_embeddings", "transformer.positions_embed", bias=False),
-            *layer_rules(c.num_layers),
+            *gpt_layer_rules(c.num_layers),
         ],
         aliases={"lm_head.weight": embeddings},
         # The causal mask and the positions were buffers once.

@@ -15,7 +15,12 @@ from kinfolk.families.base import (
     HuggingFace,
     standard_sizes,
 )
-from kinfolk.families.gpt import EMBEDDING_DROPOUT, GPTDecoder, layer_rules, warn_embedding_dropout
+from kinfolk.families.gpt import (
+    EMBEDDING_DROPOUT,
+    GPTDecoder,
+    gpt_layer_rules,
+    warn_embedding_dropout,
+)
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.init import init_weights_, scale_residual_init_
@@ -42,7 +47,7 @@ class GPT2Config(ModelConfig):
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-5)
 
 
-def decoder_layer(c: GPT2Config) -> TransformerLayer:
+def gpt2_layer(c: GPT2Config) -> TransformerLayer:
     """Return a layer: causal self-attention and feed-forward, each after a norm."""
     return TransformerLayer(
         Attention(c.hidden_size, c.num_heads, dropout=c.attention_dropout),
@@ -61,7 +66,7 @@ class GPT2(GPTDecoder):
 
     def __init__(self, c: GPT2Config) -> None:
         super().__init__(c)
-        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(gpt2_layer(c) for _ in range(c.num_layers))
         self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         init_weights_(self, std=0.02)
         scale_residual_init_(self.layers, 2 * c.num_layers)
@@ -82,7 +87,7 @@ def parameters(c: GPT2Config) -> ParameterMap:
         rules=[
             ParameterRule("token_embeddings.weight", (embeddings,), vocab_rows=c.vocab_size),
             *module("position_embeddings", "transformer.wpe", bias=False),
-            *layer_rules(c.num_layers),
+            *gpt_layer_rules(c.num_layers),
             *module("final_norm", "transformer.ln_f"),
         ],
         aliases={"lm_head.weight": embeddings},

@@ -27,7 +27,7 @@ from kinfolk.training.config import TrainConfig
 MAX_ORDER = 6
 MISSING = -1  # the index of an n-gram that is not stored
 CONTEXTS, DOCUMENTS = 0, 1  # keys of the cache: contexts of the last token, and its document
-ROWS = 256  # of distributions over the vocabulary that are computed at once
+ROWS_AT_ONCE = 256  # of distributions over the vocabulary that are computed at once
 
 
 @config("ngram")
@@ -219,8 +219,8 @@ class NGramPrediction:
     def logits(self) -> Tensor:
         """Return the log-probability of every token: (..., vocabulary)."""
         contexts = self.contexts.flatten(0, -2)
-        starts = range(0, max(len(contexts), 1), ROWS)
-        rows = torch.cat([self._distributions(contexts[n : n + ROWS]) for n in starts])
+        starts = range(0, max(len(contexts), 1), ROWS_AT_ONCE)
+        rows = torch.cat([self._distributions(contexts[n : n + ROWS_AT_ONCE]) for n in starts])
         return rows.view(*self.contexts.shape[:-1], self.vocab_size)
 
     def nll(self, labels: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ def _values(table: Tensor, indices: Tensor) -> Tensor:
 
 # Orders of the standard sizes, and whether n-grams of three or more tokens that occur once are
 # left out, which halves the size.
-ORDERS = {
+SIZE_ORDERS = {
     "nano": (2, ()),
     "tiny": (3, ()),
     "mini": (4, ()),
@@ -291,7 +291,8 @@ FAMILY = Family(
     year=1998,
     model=NGram,
     sizes={
-        name: NGramConfig(order=ORDERS[name][0], prune=ORDERS[name][1]) for name in STANDARD_SIZES
+        name: NGramConfig(order=SIZE_ORDERS[name][0], prune=SIZE_ORDERS[name][1])
+        for name in STANDARD_SIZES
     }
     | PUBLISHED,
     objectives={"clm": CLM},

@@ -19,12 +19,12 @@ from kinfolk.families.base import (
     mimetic_sizes,
 )
 from kinfolk.families.bert import (
-    FIELDS,
+    BERT_FIELDS,
     REQUIRED,
     BertConfig,
     BertEncoder,
+    bert_layer_rules,
     embedding_rules,
-    layer_rules,
 )
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.nn.language_model import MAX_TOKENS, MAX_VOCAB, Pooling, model_field, network_of
@@ -70,7 +70,7 @@ def parameters(c: RobertaConfig) -> ParameterMap:
         base_model_prefix="roberta.",
         rules=[
             *embedding_rules(embeddings, c.vocab_size),
-            *layer_rules("layers", "roberta", c.num_layers),
+            *bert_layer_rules("layers", "roberta", c.num_layers),
             *module("mlm_head.dense", "lm_head.dense"),
             *module("mlm_head.norm", "lm_head.layer_norm"),
             ParameterRule("mlm_head.bias", ("lm_head.bias",)),
@@ -139,7 +139,7 @@ FAMILY = Family(
         model_type="roberta",
         architecture="RobertaForMaskedLM",
         config=RobertaConfig,
-        fields={ours: theirs for ours, theirs in FIELDS.items() if ours != "max_length"}
+        fields={ours: theirs for ours, theirs in BERT_FIELDS.items() if ours != "max_length"}
         | {"padding_idx": "pad_token_id"},
         parameters=parameters,
         intermediate_size="intermediate_size",

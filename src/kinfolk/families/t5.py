@@ -80,7 +80,7 @@ class T5Config(ModelConfig):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
 
-def layer(c: T5Config, *, decoder: bool) -> TransformerLayer:
+def t5_layer(c: T5Config, *, decoder: bool) -> TransformerLayer:
     """Return a layer of the encoder or the decoder; each sublayer comes after a norm."""
     # Section 2.1: no biases, and no 1/sqrt(d) on the scores: it is in the initial weights. The
     # encoder's cross-attention is not used: random numbers follow the construction order.
@@ -105,7 +105,7 @@ def layer(c: T5Config, *, decoder: bool) -> TransformerLayer:
     )
 
 
-class Stack(nn.Module):
+class T5Stack(nn.Module):
     """Layers that share one relative position bias, a norm, and dropout at both ends."""
 
     def __init__(self, c: T5Config, *, decoder: bool) -> None:
@@ -118,7 +118,7 @@ class Stack(nn.Module):
             bidirectional=not decoder,
         )
         num_layers = c.decoder_layers if decoder else c.num_layers
-        self.layers = LayerStack(layer(c, decoder=decoder) for _ in range(num_layers))
+        self.layers = LayerStack(t5_layer(c, decoder=decoder) for _ in range(num_layers))
         self.final_norm = nn.RMSNorm(c.hidden_size, c.layer_norm_eps)
         self.dropout = nn.Dropout(c.dropout)
 
@@ -151,8 +151,8 @@ class T5(EncoderDecoder):
         super().__init__()
         self.config = c
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
-        self.encoder = Stack(c, decoder=False)
-        self.decoder = Stack(c, decoder=True)
+        self.encoder = T5Stack(c, decoder=False)
+        self.decoder = T5Stack(c, decoder=True)
         self.lm_head = (
             None if c.tie_word_embeddings else TokenEmbedding(c.vocab_size, c.hidden_size)
         )

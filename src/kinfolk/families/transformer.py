@@ -77,7 +77,7 @@ class TransformerConfig(ModelConfig):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
 
-def layer(c: TransformerConfig, *, decoder: bool) -> TransformerLayer:
+def transformer_layer(c: TransformerConfig, *, decoder: bool) -> TransformerLayer:
     """Return a layer of the encoder or the decoder; each sublayer is followed by a norm."""
     # The encoder's cross-attention is not used: random numbers follow the construction order.
     attention, cross_attention = (
@@ -97,13 +97,13 @@ def layer(c: TransformerConfig, *, decoder: bool) -> TransformerLayer:
     )
 
 
-class Stack(nn.Module):
+class TransformerStack(nn.Module):
     """The layers of the encoder or the decoder."""
 
     def __init__(self, c: TransformerConfig, *, decoder: bool) -> None:
         super().__init__()
         num_layers = c.decoder_layers if decoder else c.num_layers
-        self.layers = LayerStack(layer(c, decoder=decoder) for _ in range(num_layers))
+        self.layers = LayerStack(transformer_layer(c, decoder=decoder) for _ in range(num_layers))
 
     def forward(
         self,
@@ -131,8 +131,8 @@ class Transformer(EncoderDecoder):
         self.first_position = c.first_position
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
         self.dropout = nn.Dropout(c.dropout)
-        self.encoder = Stack(c, decoder=False)
-        self.decoder = Stack(c, decoder=True)
+        self.encoder = TransformerStack(c, decoder=False)
+        self.decoder = TransformerStack(c, decoder=True)
         self.lm_bias = nn.Parameter(torch.zeros(c.vocab_size)) if c.lm_bias else None
         self.init_weights()
 

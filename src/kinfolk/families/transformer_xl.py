@@ -39,7 +39,7 @@ from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.training.config import TrainConfig
 
-MAX_SCORES = 2**25  # attention scores that a layer holds at a time while it reads a prompt
+MAX_PREFILL_SCORES = 2**25  # attention scores that a layer holds at a time while it reads a prompt
 
 
 @config("transformer_xl")
@@ -84,7 +84,7 @@ class TransformerXLConfig(ModelConfig):
     init_std: float = model_field("init_std", 0.02)
 
 
-def decoder_layer(c: TransformerXLConfig) -> RelativeLayer:
+def transformer_xl_layer(c: TransformerXLConfig) -> RelativeLayer:
     """Return a layer: attention to the memory and the segment, and feed-forward."""
     attention_size = None if c.head_dim is None else c.num_heads * c.head_dim
     return RelativeLayer(
@@ -121,7 +121,7 @@ class TransformerXL(LanguageModel):
             c.vocab_size, c.hidden_size, cutoffs=c.cutoffs, div_val=c.div_val
         )
         self.dropout = nn.Dropout(c.dropout)
-        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(transformer_xl_layer(c) for _ in range(c.num_layers))
         self.init_weights()
 
     @torch.no_grad()
@@ -168,7 +168,7 @@ class TransformerXL(LanguageModel):
         """Yield the tokens in parts, in order, each with few enough attention scores to hold."""
         assert inputs.key_mask is not None, "call append_to_cache() first"
         length, keys = inputs.input_ids.shape[1], inputs.key_mask.document_ids.shape[1]
-        size = max(MAX_SCORES // (len(inputs.input_ids) * self.config.num_heads * keys), 1)
+        size = max(MAX_PREFILL_SCORES // (len(inputs.input_ids) * self.config.num_heads * keys), 1)
         if size >= length:
             yield inputs
             return
@@ -221,11 +221,11 @@ class TransformerXL(LanguageModel):
 
 
 # The scripts of the released code. Hugging Face calls the first transfo-xl-wt103.
-LARGE = TransformerXLConfig()
+WT103_LARGE = TransformerXLConfig()
 PUBLISHED = {
-    "transformer-xl-wt103": LARGE,
+    "transformer-xl-wt103": WT103_LARGE,
     "transformer-xl-wt103-base": replace(
-        LARGE,
+        WT103_LARGE,
         hidden_size=410,
         num_layers=16,
         num_heads=10,
@@ -236,7 +236,7 @@ PUBLISHED = {
         attention_dropout=0.0,
     ),
     "transformer-xl-enwik8": replace(
-        LARGE,
+        WT103_LARGE,
         vocab_size=204,
         num_layers=24,
         num_heads=8,
@@ -248,7 +248,7 @@ PUBLISHED = {
         attention_dropout=0.15,
     ),
     "transformer-xl-enwik8-base": replace(
-        LARGE,
+        WT103_LARGE,
         vocab_size=204,
         hidden_size=512,
         num_layers=12,

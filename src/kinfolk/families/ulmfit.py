@@ -162,12 +162,12 @@ class ULMFiT(LanguageModel):
         return output_layer.lm_logits(hidden, self.bias)
 
 
-LARGE = ULMFiTConfig()
+ULMFIT_LARGE = ULMFiTConfig()
 # fastai's model of WikiText-103 (wt103-fwd) and the networks of Merity et al. 2018, section 5.
 PUBLISHED = {
-    "ulmfit-wt103": LARGE,
+    "ulmfit-wt103": ULMFIT_LARGE,
     "ulmfit-wt103-fastai": replace(
-        LARGE,
+        ULMFIT_LARGE,
         vocab_size=60_000,
         lstm_size=1152,
         embedding_dropout=0.02,
@@ -176,8 +176,10 @@ PUBLISHED = {
         weight_dropout=0.2,
         output_dropout=0.1,
     ),
-    "awd-lstm-ptb": replace(LARGE, vocab_size=10_000, embedding_dropout=0.1),
-    "awd-lstm-wt2": replace(LARGE, vocab_size=33_278, embedding_dropout=0.1, input_dropout=0.65),
+    "awd-lstm-ptb": replace(ULMFIT_LARGE, vocab_size=10_000, embedding_dropout=0.1),
+    "awd-lstm-wt2": replace(
+        ULMFIT_LARGE, vocab_size=33_278, embedding_dropout=0.1, input_dropout=0.65
+    ),
 }
 # Howard and Ruder 2018, section 4.1: batches of 64 rows of 70 tokens, Adam with a beta1 of 0.7.
 # Deviation: Merity et al. train by NT-ASGD, which averages the weights after the held-out loss has

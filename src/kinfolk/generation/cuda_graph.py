@@ -16,9 +16,9 @@ from torch import Tensor
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
-from kinfolk.generation.decode import Decoder, Row, TokenStep, token_logprobs
+from kinfolk.generation.decode import Decoder, PromptOutput, TokenStep, token_logprobs
 from kinfolk.generation.logits_process import suppress
-from kinfolk.generation.sampling import sample_ids
+from kinfolk.generation.sampling import sample_next_ids
 
 MIN_NEW_TOKENS = 16  # fewer tokens are faster without a graph
 TOKENS_IN_FLIGHT = 16  # tokens generated between two copies to the host
@@ -104,7 +104,7 @@ class GraphedDecodeStep:
         logits = self.model.lm_logits(self.model(inputs).hidden[:, -1]).logits().float()
         uniform = self.uniforms.index_select(1, self.token_index)[:, 0]
         processed = suppress(logits, self.suppressed) if len(self.suppressed) else logits
-        ids = sample_ids(processed, self.config, uniform)[:, None]
+        ids = sample_next_ids(processed, self.config, uniform)[:, None]
         logprobs = token_logprobs(logits, ids, self.normalize)
         self.ids.index_copy_(1, self.token_index, ids)
         self.logprobs.index_copy_(1, self.token_index, logprobs)
@@ -167,7 +167,7 @@ def get_graph(decoder: Decoder) -> GraphedDecodeStep:
 
 
 def decode_with_graph(
-    decoder: Decoder, uniforms: Tensor, rows: Sequence[Row]
+    decoder: Decoder, uniforms: Tensor, rows: Sequence[PromptOutput]
 ) -> Iterator[list[TokenStep]]:
     """Continue after the first token of every output by one captured step."""
     tokens = max(decoder.max_new_tokens[prompt] for prompt, _ in rows)
@@ -191,7 +191,7 @@ def decode_with_graph(
 
 
 def _yield_chunk(
-    chunk: "TokenChunk", decoder: Decoder, rows: Sequence[Row], active: list[int]
+    chunk: "TokenChunk", decoder: Decoder, rows: Sequence[PromptOutput], active: list[int]
 ) -> Generator[list[TokenStep], None, list[int]]:
     """Yield the steps of a chunk and return the rows that continue."""
     for token, (ids, logprobs) in enumerate(chunk.columns(), start=chunk.start):

@@ -36,7 +36,8 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.prefixes import KeyValuePrefix
 from kinfolk.text.tokenizer import Tokenizer
 
-Row = tuple[int, int]  # the prompt that a row of the batch continues, and which of its outputs
+# The prompt that a row of the batch continues, and which of its outputs.
+PromptOutput = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +210,7 @@ class Decoder:
         self.history.select_rows(index)
 
     def to_steps(
-        self, rows: Sequence[Row], ids: Sequence[int], logprobs: Sequence[float]
+        self, rows: Sequence[PromptOutput], ids: Sequence[int], logprobs: Sequence[float]
     ) -> list[TokenStep]:
         """Return the newest token of each row as a step."""
         check_finite(logprobs)
@@ -228,7 +229,7 @@ class Decoder:
         ]
 
     def active_rows(
-        self, rows: Sequence[Row], steps: Sequence[TokenStep], tokens: int
+        self, rows: Sequence[PromptOutput], steps: Sequence[TokenStep], tokens: int
     ) -> list[int]:
         """Return the indices of the rows that continue after this many tokens."""
         return [

@@ -31,7 +31,7 @@ from kinfolk.generation.prompts import (
     stream_decode,
     truncate_at_stops,
 )
-from kinfolk.generation.sampling import sample_ids
+from kinfolk.generation.sampling import sample_next_ids
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.prefixes import KeyValuePrefix
 from kinfolk.rng import uniforms
@@ -80,7 +80,7 @@ def sample(decoder: Decoder) -> Iterator[list[TokenStep]]:
         if token == 0:
             logits = decoder.repeat_rows(logits, copies)
         processed = decoder.logits_processor(logits, decoder.history)
-        ids = sample_ids(processed, config, numbers[:, token])
+        ids = sample_next_ids(processed, config, numbers[:, token])
         logprobs = token_logprobs(logits, ids[:, None], request.return_logprobs)[:, 0]
         decoder.append(ids)
         steps = decoder.to_steps(rows, ids.tolist(), logprobs.tolist())

@@ -28,7 +28,7 @@ from kinfolk.generation.logits_process import TokenLists
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import Tokenizer, glm_tokens
 
-MAX_SCORES = 2**32  # attention scores of a layer for one text; 16 GiB
+MAX_ATTENTION_SCORES = 2**32  # attention scores of a layer for one text; 16 GiB
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 Blanks = Sequence[tuple[int, int]]  # the position of each mask, and the tokens generated for it
 
@@ -93,9 +93,9 @@ def encode_prompt(
 
 def check_attention_memory(model: LanguageModel, length: int) -> None:
     """Refuse a text whose attention scores take too much memory, where no context bounds it."""
-    if attention_scores(model, length) > MAX_SCORES:
+    if attention_scores(model, length) > MAX_ATTENTION_SCORES:
         size = 4 * attention_scores(model, length) / 2**30
-        longest = math.isqrt(MAX_SCORES // model.config.num_heads)
+        longest = math.isqrt(MAX_ATTENTION_SCORES // model.config.num_heads)
         raise UserError(
             f"the text has {length:,} tokens, and attention over it takes {size:,.0f} GiB: split "
             f"it into texts of at most {longest:,} tokens"

@@ -13,7 +13,7 @@ from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.logits_process import NEG_INF
 
 
-def sample_ids(logits: Tensor, config: GenerationConfig, uniform: Tensor) -> Tensor:
+def sample_next_ids(logits: Tensor, config: GenerationConfig, uniform: Tensor) -> Tensor:
     """Choose a token in each row by a uniform number for each: (rows,)."""
     if config.is_greedy:
         return logits.max(-1).indices  # faster than argmax on a CPU

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tokenizers import models
 
@@ -33,15 +32,13 @@ from kinfolk.families.ngram import MAX_ORDER, NGram, NGramConfig
 from kinfolk.files import new_file
 from kinfolk.text.formats import whitespace_words
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.types import FloatArray, IntArray
 
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
 NEVER = -99.0  # log10 of the probability of <s>, which is never predicted
 UNKNOWN = -100.0  # of <unk> in a file without it, as in KenLM
 LINES = 1 << 16  # that are written at once
 SEPARATORS = re.compile(r"[\s\x00]")  # white space within a token
-
-IntArray = npt.NDArray[np.int64]
-Reals = npt.NDArray[np.float64]
 
 
 def is_arpa(path: Path) -> bool:
@@ -110,8 +107,12 @@ def token_ids(words: Sequence[str], tokenizer: Tokenizer, path: Path) -> dict[st
 
 
 def unigrams(
-    words: Sequence[str], ids: dict[str, int], log_probs: Reals, backoffs: Reals, vocab_size: int
-) -> tuple[Reals, Reals]:
+    words: Sequence[str],
+    ids: dict[str, int],
+    log_probs: FloatArray,
+    backoffs: FloatArray,
+    vocab_size: int,
+) -> tuple[FloatArray, FloatArray]:
     """Return the values of all tokens; those that the file lacks have the one of <unk>."""
     unknown = words.index(UNK) if UNK in words else None
     rest = UNKNOWN if unknown is None else log_probs[unknown]
@@ -173,7 +174,7 @@ class ArpaReader:
 
     def section(
         self, source: IO[str], order: int, size: int
-    ) -> tuple[list[list[str]], Reals, Reals]:
+    ) -> tuple[list[list[str]], FloatArray, FloatArray]:
         """Read the n-grams of an order: tokens, log probabilities, log weights."""
         grams: list[list[str]] = []
         values = np.zeros((2, size))

@@ -30,14 +30,13 @@ from kinfolk.hub.formats import (
 from kinfolk.hub.importers import FOLDERS, convert_folder, find_checkpoint, read_checkpoint
 from kinfolk.hub.weights import SAFETENSORS, read_object, read_weights
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.language_model import NORMS, LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig, TaskModelConfig
 from kinfolk.text.characters import character_table
 from kinfolk.text.tokenizer import Tokenizer
 
 BAD_WORDS = "bad_words_ids"  # of generation_config.json alone
-NORMS = (nn.LayerNorm, nn.RMSNorm)
-Format = HuggingFace | WithHead | Native  # how config.json and the parameters are named
+FolderFormat = HuggingFace | WithHead | Native  # how config.json and the parameters are named
 
 
 def save(
@@ -108,7 +107,7 @@ def _random_weights(model: LanguageModel, parameters: ParameterMap) -> set[str]:
     }
 
 
-def format_of(c: ModelConfig) -> Format:
+def format_of(c: ModelConfig) -> FolderFormat:
     """Return the format of a network: that of transformers, or our own where it has none."""
     family = family_of(c)
     hf = family.hf
@@ -264,7 +263,7 @@ def _config(path: Path) -> dict[str, Any]:
     return read_object(path / "config.json")
 
 
-def _format(data: Mapping[str, Any], path: Path) -> Format:
+def _format(data: Mapping[str, Any], path: Path) -> FolderFormat:
     """Return the format that `model_type` and `architectures` of config.json name."""
     model_type = str(data["model_type"])
     native = {MODEL_TYPE_PREFIX + name: name for name in index()}

@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kinfolk.types import FloatArray
+
 Ids: TypeAlias = npt.NDArray[np.integer[Any]]
-Reals: TypeAlias = npt.NDArray[np.float64]
 
 
 def entropy(counts: Ids) -> float:
@@ -21,7 +22,7 @@ def entropy(counts: Ids) -> float:
 class Unigram:
     """Token frequencies with add-one smoothing."""
 
-    costs: Reals  # nats, by token
+    costs: FloatArray  # nats, by token
 
     @classmethod
     def fit(cls, counts: Ids) -> "Unigram":
@@ -29,6 +30,6 @@ class Unigram:
         smoothed = np.asarray(counts, dtype=np.float64) + 1
         return cls(np.log(smoothed.sum()) - np.log(smoothed))
 
-    def nll(self, ids: Ids) -> Reals:
+    def nll(self, ids: Ids) -> FloatArray:
         """Return the negative log-likelihood of each token, in nats."""
         return self.costs[ids]

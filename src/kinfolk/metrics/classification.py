@@ -22,9 +22,9 @@ from kinfolk.metrics.metric import (
     precision_recall_f1,
     safe_divide,
 )
+from kinfolk.types import FloatArray
 
 ClassLabel = str | int
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

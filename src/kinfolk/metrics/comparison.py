@@ -16,20 +16,18 @@ from itertools import combinations, islice
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.bootstrap import CONFIDENCE_LEVEL, resample
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.text import BitsPerByte
+from kinfolk.types import FloatArray
 
 BITS_PER_BYTE = BitsPerByte()
-ROUNDING = 1e-12  # relative error of sums in another order
+SUM_ROUNDING = 1e-12  # relative error of sums in another order
 SMALLEST_P, BISECTIONS = 1e-12, 30  # of the search for a p-value
 OUTLYING_RATE = 0.01  # of tables of equal variance in which some variance is called outlying
 RESAMPLES_AT_ONCE = 100  # their counts of rows are in memory together
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -298,7 +296,7 @@ def _row_variance(a: _Sample, b: _Sample) -> _Variance:
     difference on all rows, the bootstrap cannot vary: then one row without a difference is assumed.
     """
     variance = float((a.resampled - b.resampled).var(ddof=1))
-    rounding = ROUNDING * max(abs(a.value), abs(b.value))
+    rounding = SUM_ROUNDING * max(abs(a.value), abs(b.value))
     smallest = max(abs(a.value - b.value) / a.rows, rounding) ** 2
     return _Variance(max(variance, smallest), max(_differing_rows(a, b) - 1.0, 1.0))
 
@@ -308,7 +306,7 @@ def _differing_rows(a: _Sample, b: _Sample) -> int:
     if len({rows.shape for rows in (*a.statistics, *b.statistics)}) > 1:
         return a.rows  # the seeds predict different sets of classes
     first, second = (np.mean(sample.statistics, axis=0) for sample in (a, b))
-    differs = ~np.isclose(first, second, rtol=ROUNDING, atol=ROUNDING)
+    differs = ~np.isclose(first, second, rtol=SUM_ROUNDING, atol=SUM_ROUNDING)
     return int(differs.reshape(a.rows, -1).any(1).sum())
 
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from kinfolk.metrics.baselines import Reals
 from kinfolk.text.segment import word_starts
+from kinfolk.types import FloatArray
 
 NGRAM_ORDERS = (1, 2, 3, 4)  # of distinct-n, and of BLEU
 REPEAT_NGRAM = 4  # words of an n-gram that counts as repeated
@@ -131,7 +131,7 @@ def closest_length(lengths: Sequence[int], length: int) -> int:
     return min(others, key=lambda other: (abs(other - length), other))
 
 
-def perplexity(losses: Iterable[Reals]) -> float | None:
+def perplexity(losses: Iterable[FloatArray]) -> float | None:
     """Return the perplexity per token from the losses of texts, without the end of each.
 
     A text that was generated up to a token limit has no end to predict.

@@ -35,7 +35,7 @@ SCHEME_PREFIXES: dict[TagScheme, tuple[str, str, str, str]] = {
     "BILOU": ("B", "I", "L", "U"),
 }
 SAME_PREFIX = {"M": "I", "L": "E", "U": "S"}  # of BMES and BILOU, in BIOES
-PREFIXES = "BIMELSU"
+TAG_PREFIXES = "BIMELSU"
 
 
 class Tag(NamedTuple):
@@ -165,7 +165,7 @@ def has_entity_tags(tags: Tags) -> bool:
 
     Word segmentation has the prefixes alone: B, M, E and S.
     """
-    bare = {*tags} <= {*PREFIXES, "O"} and "B" in tags
+    bare = {*tags} <= {*TAG_PREFIXES, "O"} and "B" in tags
     return bare or any(tag[:2] in ("B-", "I-", "M-", "S-", "E-") for tag in tags)
 
 
@@ -201,11 +201,11 @@ def split_tag(tag: str) -> Tag:
     prefix, _, type = tag.partition("-")
     if tag != "O" and not _has_prefix(tag):
         raise UserError(
-            f"tag {tag!r} is not O and does not start with one of {', '.join(PREFIXES)} and a "
+            f"tag {tag!r} is not O and does not start with one of {', '.join(TAG_PREFIXES)} and a "
             "hyphen: entities are written like B-PER, I-PER"
         )
     return Tag(SAME_PREFIX.get(prefix, prefix), type or "_")
 
 
 def _has_prefix(tag: str) -> bool:
-    return tag[:1] in tuple(PREFIXES) and tag[1:2] in ("", "-")
+    return tag[:1] in tuple(TAG_PREFIXES) and tag[1:2] in ("", "-")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kinfolk.metrics.diversity import ngrams
 from kinfolk.metrics.text import as_sequence, rouge_pattern
 
-ORDERS = (1, 2)  # of the n-grams
+OVERLAP_ORDERS = (1, 2)  # of the n-grams
 MIN_GAIN = 1e-9  # rounding errors are no improvement
 
 
@@ -39,7 +39,7 @@ def greedy_search(
     sentences: Sequence[Sequence[str]], reference: Sequence[str], max_sentences: int
 ) -> tuple[float, tuple[int, ...]]:
     """Return the best sum of F1 and the indices of its sentences, both of lists of words."""
-    tables = [overlap_counts(sentences, reference, n) for n in ORDERS]
+    tables = [overlap_counts(sentences, reference, n) for n in OVERLAP_ORDERS]
     left = list(range(len(sentences)))
     chosen: list[int] = []
     best = 0.0

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
 from kinfolk.rng import sequential
+from kinfolk.types import FloatArray
 
-FloatArray = NDArray[np.float64]
 MAX_UNIFORMITY_VECTORS = 2000  # drawn; all their pairs are compared
 SPECTRUM_SHARES = 64  # of the largest variances that are kept
 

@@ -9,22 +9,19 @@ interpolated with the uniform distribution over the vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from kinfolk.data.ngram_counts import (
     CHUNK,
-    IntArray,
     NGramCounter,
     NumberFile,
     OrderCounts,
     gather,
     occurrences,
 )
+from kinfolk.types import FloatArray, IntArray
 
-Reals: TypeAlias = npt.NDArray[np.float64]
 FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts where there is too little text to estimate them
 
 
@@ -61,7 +58,7 @@ def estimate(counter: NGramCounter, order: int, prune: Sequence[int] = ()) -> li
     return _kept(orders, thresholds, counter.vocab_size)
 
 
-def discounts(counts_of_counts: IntArray) -> Reals:
+def discounts(counts_of_counts: IntArray) -> FloatArray:
     """Return the discounts of counts of 0, 1, 2 and 3 or more (Chen & Goodman, equation 26).
 
     `counts_of_counts` says how many n-grams have a count of 0, 1, 2, 3 and 4.
@@ -75,7 +72,7 @@ def discounts(counts_of_counts: IntArray) -> Reals:
     return np.array(FALLBACK)
 
 
-def _discounts_of(counts: NumberFile) -> Reals:
+def _discounts_of(counts: NumberFile) -> FloatArray:
     totals = np.zeros(6, np.int64)
     for _, part in counts.chunks():
         totals += np.bincount(np.minimum(part, 5), minlength=6)
@@ -138,14 +135,14 @@ def _interpolate(
     with weights.path.open("wb") as file:
         written = 0  # contexts whose weight is in the file
 
-        def write_weights(contexts: IntArray, values: Reals, stop: int) -> None:
+        def write_weights(contexts: IntArray, values: FloatArray, stop: int) -> None:
             nonlocal written
             all_weights = np.ones(stop - written)  # a context without n-grams passes all mass on
             all_weights[contexts - written] = values
             all_weights.tofile(file)
             written = stop
 
-        def parts() -> Iterator[Reals]:
+        def parts() -> Iterator[FloatArray]:
             for start, keys in whole_contexts(counts.keys, vocab_size):
                 stop = start + len(keys)
                 of_context, raw = adjusted.read(start, stop), counts.counts.read(start, stop)
@@ -204,7 +201,7 @@ def _kept(
     return estimates
 
 
-def _logs(counts: OrderCounts, values: NumberFile, threshold: int) -> Iterator[Reals]:
+def _logs(counts: OrderCounts, values: NumberFile, threshold: int) -> Iterator[FloatArray]:
     for start, part in values.chunks():
         if threshold:
             part = part[counts.counts.read(start, start + len(part)) > threshold]

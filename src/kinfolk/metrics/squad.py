@@ -23,7 +23,7 @@ CHARACTER = re.compile("([\u4e00-\u9fa5])")
 # The script splits other text by NLTK's rules, of which these are the relevant ones.
 SINGLE_CHAR_TOKENS = r";@#$%&?!()\[\]{}<>\"—–‘«»„"
 ENDINGS = "(?:s|m|d|re|ve|ll)"
-WORD = re.compile(
+PTB_WORD = re.compile(
     rf"\.\.+|[{SINGLE_CHAR_TOKENS}]|[,:](?!\d)|'{ENDINGS}(?!\w)"
     rf"|(?:[^\s{SINGLE_CHAR_TOKENS},:.']|[,:](?=\d)|(?<=\w)'(?!{ENDINGS}?(?!\w))"
     rf"|\.(?!\.|[])}}>\"' ]*$))+|[.']"
@@ -178,7 +178,7 @@ def cmrc_tokenize(text: str) -> list[str]:
     return [
         word
         for number, chunk in enumerate(chunks)
-        for word in ([chunk] if number % 2 else WORD.findall(chunk))
+        for word in ([chunk] if number % 2 else PTB_WORD.findall(chunk))
     ]
 
 

@@ -27,7 +27,7 @@ from kinfolk.text.unicode import guess_language
 
 References: TypeAlias = str | Sequence[str]  # the references of one text
 CHINESE = ("\u3400", "\u9fff")  # first and last character
-LANGUAGE_SAMPLE = 200  # references used to detect the language
+LANGUAGE_SAMPLE_TEXTS = 200  # references used to detect the language
 BLEU_TOKENIZERS = {"Chinese": "zh", "Japanese": "ja-mecab", "Korean": "ko-mecab"}
 MAX_EXPONENT = 700.0  # exp of more overflows
 LATIN_WORDS = re.compile("[a-z0-9]+")
@@ -115,7 +115,7 @@ class Chrf(TextMetric):
 
 def reference_language(references: Sequence[References]) -> str:
     """Return the language of references where BLEU has a tokenizer for it, else `other`."""
-    sample = (text for r in references[:LANGUAGE_SAMPLE] for text in as_sequence(r))
+    sample = (text for r in references[:LANGUAGE_SAMPLE_TEXTS] for text in as_sequence(r))
     language = guess_language(" ".join(sample))
     if language in ("Japanese", "Korean"):
         return language

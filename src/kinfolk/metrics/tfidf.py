@@ -14,12 +14,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from kinfolk.types import FloatArray
+
 # One character of a script without spaces, or a word.
 TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 MAX_WEIGHTS = 500_000  # features times classes: the features in the most texts are kept
 MAX_FEATURES = 50_000
-MAX_ITERATIONS = 30  # of L-BFGS
+MAX_LBFGS_ITERATIONS = 30  # of L-BFGS
 INVERSE_PENALTY = 5.0  # C of scikit-learn: the loss is summed over texts, |weights|^2 / 2C added
 PAIR_FIELDS = ("a", "b", "both")
 
@@ -29,7 +30,7 @@ def tokens(text: str) -> list[str]:
     return TOKEN.findall(text.lower())
 
 
-def ngrams(text: str) -> list[str]:
+def unigrams_and_bigrams(text: str) -> list[str]:
     """Return the tokens of a text and the pairs of neighbours."""
     words = tokens(text)
     return words + [f"{a} {b}" for a, b in pairwise(words)]
@@ -38,9 +39,9 @@ def ngrams(text: str) -> list[str]:
 def features(texts: Sequence[str]) -> Iterator[str]:
     """Yield the n-grams of a text; of a pair, those of each text and those that both have."""
     if len(texts) == 1:
-        yield from ngrams(texts[0])
+        yield from unigrams_and_bigrams(texts[0])
         return
-    first, second, *_ = map(ngrams, texts)
+    first, second, *_ = map(unigrams_and_bigrams, texts)
     shared = {*first} & {*second}
     for field, grams in zip(PAIR_FIELDS, (first, second, sorted(shared)), strict=True):
         for gram in grams:
@@ -161,6 +162,10 @@ def fit_logistic(inputs: Any, targets: NDArray[np.int64], classes: int) -> Float
 
     start = np.zeros((size + 1) * classes)
     found = minimize(
-        loss, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_ITERATIONS, "gtol": 1e-5}
+        loss,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": MAX_LBFGS_ITERATIONS, "gtol": 1e-5},
     )
     return np.asarray(found.x.reshape(size + 1, classes))

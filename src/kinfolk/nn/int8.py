@@ -146,7 +146,7 @@ class Int8LinearLogits(LinearLogits):
         for rows, targets in logit_chunks(self.hidden, labels, self.vocab_size):
             logits = self.matrix(rows, self.bias)
             for i, label_smoothing in enumerate((smoothing, 0.0)):
-                sums[i] += cross_entropy(logits, targets, label_smoothing)
+                sums[i] += int8_cross_entropy(logits, targets, label_smoothing)
         return sums[0], sums[1]
 
 
@@ -174,7 +174,7 @@ class Int8AdaptiveLogits(AdaptiveLogits):
         """Return the summed negative log-likelihood of the labels, in nats."""
         total = self.hidden.new_zeros(())
         for rows, targets in logit_chunks(self.hidden, labels, self.clusters.cutoff_ends[-1]):
-            total += cross_entropy(Int8AdaptiveLogits(rows, self.clusters).logits(), targets)
+            total += int8_cross_entropy(Int8AdaptiveLogits(rows, self.clusters).logits(), targets)
         return total
 
 
@@ -184,7 +184,7 @@ def logit_chunks(hidden: Tensor, labels: Tensor, vocab: int) -> Iterator[tuple[T
     return zip(torch.split(hidden, size), torch.split(labels, size), strict=True)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def int8_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Sum the loss over labels that are not IGNORE_INDEX."""
     return F.cross_entropy(
         logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing

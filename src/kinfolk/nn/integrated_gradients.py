@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 STEPS, MAX_STEPS = 20, 640  # points of the sum, at first and at most
-TOLERANCE = 0.01  # of completeness
+COMPLETENESS_TOLERANCE = 0.01  # of completeness
 RESOLUTION = 1e-5  # a hundred times the rounding of a value in float32, relative to it
 
 
@@ -63,7 +63,7 @@ def integrated_gradients(
         attributions = x * _mean_gradient(function, x, steps, max_rows)
         total = float(attributions.double().sum())
         found = IntegratedGradients(attributions, total, at_zero, at_x, steps)
-        if found.error <= TOLERANCE or 2 * steps > max_steps:
+        if found.error <= COMPLETENESS_TOLERANCE or 2 * steps > max_steps:
             return found
         steps *= 2
 

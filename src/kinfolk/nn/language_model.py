@@ -24,6 +24,8 @@ from kinfolk.nn.layers import FusedLinear as FusedLinear
 from kinfolk.nn.layers import Split as Split
 from kinfolk.nn.layers import TensorParallel as TensorParallel
 
+NORMS = (nn.LayerNorm, nn.RMSNorm)  # of all families
+
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
 # How it generates: the next token; the same with an encoder; into the blanks of a text (GLM); a
 # prediction for a target position (XLNet).

@@ -20,11 +20,11 @@ from kinfolk.batch import IGNORE_INDEX
 PENALTIES = (1.0, 0.1, 0.01, 0.001, 1e-4)  # each fit starts at the last
 # L2 penalty on the logits of a mix: without one, the best layer would take all of the weight.
 MIX_PENALTY = 0.01
-MAX_ITERATIONS = 200
+MAX_PROBE_ITERATIONS = 200
 # Numbers that a step reads, below which one CPU thread computes: on two busy cores two threads wait
 # for each other, and took 5 to 30 times as long for 5,000 items of 64 or 256 features.
 MIN_THREADED = 2**24
-HISTORY = 10  # steps that L-BFGS approximates the Hessian from
+LBFGS_HISTORY = 10  # steps that L-BFGS approximates the Hessian from
 GRADIENT_TOLERANCE = 1e-4  # largest entry of the gradient at the end, or
 LOSS_TOLERANCE = 1e-5  # change of the loss in the last step
 STD_FLOOR = 1e-6  # of a feature that is constant
@@ -171,10 +171,10 @@ def minimize(start: LinearProbe, features: Tensor, targets: Tensor, penalty: flo
     trained = [scaled, bias] if len(features) == 1 else [mix, scaled, bias]
     optimizer: Any = torch.optim.LBFGS(
         trained,
-        max_iter=MAX_ITERATIONS,
+        max_iter=MAX_PROBE_ITERATIONS,
         tolerance_grad=GRADIENT_TOLERANCE,
         tolerance_change=LOSS_TOLERANCE,
-        history_size=HISTORY,
+        history_size=LBFGS_HISTORY,
         line_search_fn="strong_wolfe",
     )
 

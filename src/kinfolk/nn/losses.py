@@ -5,7 +5,6 @@ Logits take more memory than anything else in a small language model: 32 rows of
 processed in chunks, and the gradient of each chunk is computed while its logits are in memory.
 """
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.nn.cpu_products import has_wide_vectors, linear, suits_onednn
+from kinfolk.nn.layers import HAS_TRITON
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from kinfolk.nn import training_kernels
 
@@ -99,7 +98,7 @@ class _CrossEntropy(torch.autograd.Function):
             else:
                 scores = torch.mm(part, weight.T, out=memory[: len(part)])
             if HAS_TRITON and training_kernels.can_cross_entropy(scores):
-                error, *nll = training_kernels.cross_entropy(
+                error, *nll = training_kernels.triton_cross_entropy(
                     scores, bias, targets, vocab_size, smoothing, needs_grad
                 )
                 sums = [kind.sum() for kind in (nll if smoothing else nll[:1])]

@@ -18,7 +18,7 @@ from kinfolk.nn.layers import FeedForward, GatedFeedForward
 from kinfolk.nn.recording import layer_stacks
 
 Change = Callable[[int, Tensor], Tensor]  # number of the call, (batch, length, neurons) -> the same
-Run = Callable[[], Tensor]  # a forward pass
+ForwardPass = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def changed_neurons(model: LanguageModel, change: Change) -> Iterator[None]:
             handle.remove()
 
 
-def record_neurons(model: LanguageModel, run: Run) -> list[tuple[NeuronLayer, Tensor]]:
+def record_neurons(model: LanguageModel, run: ForwardPass) -> list[tuple[NeuronLayer, Tensor]]:
     """Return the neurons of every feed-forward layer that a forward pass runs.
 
     Of a network with two streams (XLNet) they are those of the query stream, which predicts.

@@ -12,7 +12,7 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX
 
 COLUMNS_PER_BLOCK = 4096
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
@@ -85,12 +85,12 @@ def cross_entropy_kernel(
 
 
 def can_cross_entropy(scores: Tensor) -> bool:
-    """Return whether `cross_entropy` supports logits."""
-    return scores.is_cuda and scores.dtype in DTYPES
+    """Return whether `triton_cross_entropy` supports logits."""
+    return scores.is_cuda and scores.dtype in KERNEL_DTYPES
 
 
 @torch.library.triton_op("kinfolk::cross_entropy", mutates_args={})
-def cross_entropy(
+def triton_cross_entropy(
     scores: Tensor,
     bias: Tensor | None,
     labels: Tensor,

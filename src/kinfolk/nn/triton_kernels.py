@@ -12,7 +12,7 @@ from torch import Tensor
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 ROWS_PER_PROGRAM = 4  # rows of the matrix for each program
-MAX_ROWS = 16_384  # of a matrix: the libraries' kernels are faster for larger ones
+MAX_MATRIX_ROWS = 16_384  # of a matrix: the libraries' kernels are faster for larger ones
 KEYS_PER_BLOCK = 32  # that attention reads together
 
 
@@ -137,7 +137,7 @@ def combine_kernel(
 
 def can_matvec(x: Tensor, weight: Tensor) -> bool:
     """Return whether `matvec` supports a product: one row in half precision, no gradients."""
-    single_row = x.is_cuda and x.numel() == x.shape[-1] and len(weight) <= MAX_ROWS
+    single_row = x.is_cuda and x.numel() == x.shape[-1] and len(weight) <= MAX_MATRIX_ROWS
     same_dtype = x.dtype in HALF_DTYPES and weight.dtype == x.dtype
     return single_row and same_dtype and not torch.is_grad_enabled()
 

@@ -13,7 +13,7 @@ MIN_BAR_FRACTION = 0.001  # smaller ones are among the others
 
 
 @dataclass(frozen=True)
-class Card:
+class FigureCard:
     """A figure at the top of the page."""
 
     title: str
@@ -40,7 +40,7 @@ class AuditPage:
 
     title: str
     lead: str
-    cards: Sequence[Card]
+    cards: Sequence[FigureCard]
     findings: Sequence[str]
     lengths: Sequence[tuple[int, int]]  # [(64, 12), ...]: 12 documents of 64 to 127 characters
     shortest: int
@@ -59,7 +59,7 @@ def render(values: AuditPage) -> str:
     return page.render(
         "audit_page.html",
         page=values,
-        lengths=length_histogram(values.lengths) if values.lengths else "",
+        lengths=document_length_chart(values.lengths) if values.lengths else "",
         scripts=shares(values.scripts, "% of letters"),
         languages=shares(values.languages, "% of documents"),
     )
@@ -86,7 +86,7 @@ def binary_size(number: int) -> str:
     return str(number)
 
 
-def length_histogram(lengths: Sequence[tuple[int, int]]) -> Markup:
+def document_length_chart(lengths: Sequence[tuple[int, int]]) -> Markup:
     """Draw the number of documents by length, each bar for twice the length of the previous one."""
     bins = [Bin(binary_size(low), binary_size(max(1, 2 * low)), count) for low, count in lengths]
     return histogram(bins, x="characters (k is 1,024)", y="documents", digits=0)

@@ -8,13 +8,14 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Points: TypeAlias = list[tuple[float, float]]
+Estimate: TypeAlias = tuple[float, float, float]  # value, low and high
 
 MAX_POINTS = 600  # of a curve
 TABLE_ROWS = 20  # of a table of curves
 SIGNIFICANT = 6  # digits of a coordinate
 
 
-def finite(xs: Sequence[float], ys: Sequence[float]) -> tuple[Floats, Floats]:
+def finite_points(xs: Sequence[float], ys: Sequence[float]) -> tuple[Floats, Floats]:
     """Return the points of a series that can be drawn."""
     all_xs, all_ys = (np.asarray(values, dtype=np.float64) for values in (xs, ys))
     good = np.isfinite(all_xs) & np.isfinite(all_ys)
@@ -43,10 +44,13 @@ def downsample(count: int, most: int) -> npt.NDArray[np.intp]:
 def curve_points(xs: Floats, ys: Floats) -> Points:
     """Return at most MAX_POINTS points, with the digits that a reader can see."""
     kept = downsample(len(xs), MAX_POINTS)
-    return [(short(x), short(y)) for x, y in zip(xs[kept], ys[kept], strict=True)]
+    return [
+        (round_significant(x), round_significant(y))
+        for x, y in zip(xs[kept], ys[kept], strict=True)
+    ]
 
 
-def short(value: float) -> float:
+def round_significant(value: float) -> float:
     """Round to SIGNIFICANT digits."""
     return float(f"{value:.{SIGNIFICANT}g}")
 

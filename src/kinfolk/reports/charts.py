@@ -13,7 +13,13 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from kinfolk.reports.chart_data import curve_points, curve_table, finite, running_mean, short
+from kinfolk.reports.chart_data import (
+    curve_points,
+    curve_table,
+    finite_points,
+    round_significant,
+    running_mean,
+)
 
 NUM_COLORS = 8  # in the page's palette; the ninth model starts again
 MAX_TABLE_ROWS = 200  # of the table of a chart's data
@@ -125,7 +131,7 @@ def line_chart(
     """
     curves: list[Mapping[str, Any]] = []
     for index, curve in enumerate(series):
-        xs, ys = finite(curve.xs, curve.ys)
+        xs, ys = finite_points(curve.xs, curve.ys)
         soft = running_mean(ys) if smooth else ys
         curves.append(
             {
@@ -140,7 +146,7 @@ def line_chart(
                 ],
                 "points": curve_points(xs, soft),
                 "raw": curve_points(xs, ys) if soft is not ys else [],
-                "last": short(ys[-1]) if len(ys) else None,
+                "last": round_significant(ys[-1]) if len(ys) else None,
             }
         )
     spec = {
@@ -158,7 +164,9 @@ def line_chart(
     heads = [x, *(curve.name for curve in series), *(line["name"] for line in spec_lines(spec))]
     table = curve_table([curve["points"] for curve in curves], digits, names)
     levels = [number(line["value"], digits) for line in spec_lines(spec)]
-    return figure("line", summary(y, x, heads[1:]), spec, heads, [[*r, *levels] for r in table])
+    return figure(
+        "line", chart_summary(y, x, heads[1:]), spec, heads, [[*r, *levels] for r in table]
+    )
 
 
 def bars(
@@ -178,7 +186,7 @@ def bars(
     spec = {"rows": rows, "lines": reference_lines(lines), "x": x, "digits": digits}
     table = [(bar.name, bar.note, number(bar.value, digits)) for bar in values]
     table += [(line.name, "", number(line.y, digits)) for line in lines]
-    return figure("bars", summary(x, "", (r.name for r in values)), spec, ("", "", x), table)
+    return figure("bars", chart_summary(x, "", (r.name for r in values)), spec, ("", "", x), table)
 
 
 def interval_chart(
@@ -214,7 +222,7 @@ def interval_chart(
     ]
     table += [(line.name, "", number(line.y, digits), "", "") for line in lines]
     heads = ("", "", x, "from", "to")
-    return figure("interval", summary(x, "", (row.name for row in rows)), spec, heads, table)
+    return figure("interval", chart_summary(x, "", (row.name for row in rows)), spec, heads, table)
 
 
 def scatter(
@@ -241,7 +249,9 @@ def scatter(
     ]
     spec = {"points": drawn, "x": x, "y": y, "logX": False, "logY": False, "digits": digits}
     table = [(p.name, p.note, number(p.x, digits), number(p.y, digits)) for p in shown]
-    return figure("scatter", summary(y, x, (p.name for p in shown)), spec, ("", "", x, y), table)
+    return figure(
+        "scatter", chart_summary(y, x, (p.name for p in shown)), spec, ("", "", x, y), table
+    )
 
 
 def heatmap(
@@ -258,7 +268,7 @@ def heatmap(
         (name, *(f"{count:,}" for count in values))
         for name, values in zip(rows, counts, strict=True)
     ]
-    return figure("heatmap", summary(y, x, rows), spec, (f"{y} \\ {x}", *columns), table)
+    return figure("heatmap", chart_summary(y, x, rows), spec, (f"{y} \\ {x}", *columns), table)
 
 
 def histogram(
@@ -280,7 +290,7 @@ def histogram(
     ]
     spec = {"bins": drawn, "x": x, "y": y, "note": note, "diagonal": diagonal, "digits": digits}
     table = [(f"{each.low} to {each.high}", number(each.value, digits), each.note) for each in bins]
-    return figure("histogram", summary(y, x, ()), spec, (x, y, note), table)
+    return figure("histogram", chart_summary(y, x, ()), spec, (x, y, note), table)
 
 
 def figure(
@@ -308,7 +318,7 @@ def figure(
     )
 
 
-def summary(what: str, by: str, names: Iterable[str]) -> str:
+def chart_summary(what: str, by: str, names: Iterable[str]) -> str:
     """Say in words what a chart shows, for readers who do not see it."""
     listed = ", ".join(names)
     return (f"{what} by {by}" if by else what) + (f": {listed}" if listed else "")

@@ -10,7 +10,7 @@ from kinfolk.reports.charts import IntervalRow, interval_chart
 
 VERDICTS = {"holds": 2, "reversed": 1, "undecided": 0}  # and their colors
 DIGITS = {"bits per byte": 3, "points": 1}
-TITLES = {
+UNIT_TITLES = {
     "bits per byte": "Claims about held-out text",
     "points": "Claims about tasks",
     "layers": "Claims about layers",
@@ -25,12 +25,14 @@ def render(values: Mapping[str, Any]) -> str:
     return page.render(
         "claims_page.html",
         values=values,
-        lead=lead(counts),
-        charts=[(TITLES.get(unit, unit), Markup(chart(tested, unit))) for unit in units],
+        lead=verdict_counts(counts),
+        charts=[
+            (UNIT_TITLES.get(unit, unit), Markup(effects_chart(tested, unit))) for unit in units
+        ],
     )
 
 
-def lead(counts: Mapping[str, int]) -> str:
+def verdict_counts(counts: Mapping[str, int]) -> str:
     """Count the claims of each verdict that was given."""
     verbs = {
         "holds": ("holds", "hold"),
@@ -44,11 +46,11 @@ def lead(counts: Mapping[str, int]) -> str:
     return f"Of {page.plural(sum(counts.values()), 'claim')}, {listed} at this scale."
 
 
-def chart(claims: Sequence[Mapping[str, Any]], unit: str) -> str:
+def effects_chart(claims: Sequence[Mapping[str, Any]], unit: str) -> str:
     """Draw the effects in one unit; to the right of 0 is what the claims say."""
     rows = [
         IntervalRow(
-            effect_name(claim, effect),
+            claim_effect_name(claim, effect),
             effect["value"],
             effect["low"],
             effect["high"],
@@ -65,7 +67,7 @@ def chart(claims: Sequence[Mapping[str, Any]], unit: str) -> str:
     return interval_chart(rows, x=f"gain in {unit}", digits=digits, zero=True) if rows else ""
 
 
-def effect_name(claim: Mapping[str, Any], effect: Mapping[str, Any]) -> str:
+def claim_effect_name(claim: Mapping[str, Any], effect: Mapping[str, Any]) -> str:
     """Name an effect among those of other claims."""
     if effect["secondary"]:
         return f"{claim['name']}: {effect['first']} or {effect['second']}"

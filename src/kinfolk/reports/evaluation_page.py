@@ -10,7 +10,7 @@ from markupsafe import Markup
 from kinfolk.reports import page as page_module
 from kinfolk.reports.charts import Bar, Bin, ReferenceLine, bars, heatmap, histogram
 
-MAX_CLASSES = 40  # rows of the table of classes
+MAX_TABLE_CLASSES = 40  # rows of the table of classes
 CALIBRATION_BINS = 10  # of tasks.error_analysis
 
 
@@ -41,8 +41,8 @@ def render(page: EvaluationPage) -> str:
         "evaluation_page.html",
         page=page,
         confusion=confusion_heatmap(page.confusion) if page.confusion else "",
-        classes=list(page.classes.items())[:MAX_CLASSES],
-        more_classes=max(0, len(page.classes) - MAX_CLASSES),
+        classes=list(page.classes.items())[:MAX_TABLE_CLASSES],
+        more_classes=max(0, len(page.classes) - MAX_TABLE_CLASSES),
         calibration=reliability_diagram(page.calibration) if page.calibration else "",
         lengths=length_chart(page) if page.lengths else "",
     )

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports import page
+from kinfolk.reports.chart_data import Estimate
 from kinfolk.reports.charts import IntervalRow, Series, interval_chart, line_chart
 
-Interval = tuple[float, float, float]  # value, low and high
-ROUNDING = 1e-10  # of the variance: float32 vectors have no smaller share
+VARIANCE_ROUNDING = 1e-10  # of the variance: float32 vectors have no smaller share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +19,12 @@ class IsotropyPage:
     title: str
     layers: Sequence[int]
     measures: Mapping[str, Sequence[tuple[str, Sequence[float]]]]  # curves by layer of each
-    similarity: Sequence[Interval] = ()  # Spearman by layer
+    similarity: Sequence[Estimate] = ()  # Spearman by layer
     # Shares of variance by layer, of tokens and of texts.
     spectra: Mapping[str, Sequence[tuple[str, Sequence[float]]]]
     # Name, Spearman, difference to none, (cosine, IsoScore, uniformity), alignment.
     transforms: Sequence[
-        tuple[str, Interval, Interval | None, tuple[float, float, float], float]
+        tuple[str, Estimate, Estimate | None, tuple[float, float, float], float]
     ] = ()
     facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
@@ -61,7 +61,7 @@ def spectrum_chart(layers: Sequence[tuple[str, Sequence[float]]]) -> Markup:
     shown = layers if len(layers) <= 4 else [layers[0], *layers[-3:]]
     series = []
     for n, (name, shares) in enumerate(shown):
-        known = [(x, share) for x, share in enumerate(shares, start=1) if share > ROUNDING]
+        known = [(x, share) for x, share in enumerate(shares, start=1) if share > VARIANCE_ROUNDING]
         series.append(Series(name, [x for x, _ in known], [share for _, share in known], n))
     return line_chart(
         series, x="principal component", y="share of variance", smooth=False, log_y=True, digits=4

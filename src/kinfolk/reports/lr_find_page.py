@@ -24,10 +24,10 @@ class LRFindPage:
 
 def render(values: LRFindPage) -> str:
     """Return the page as HTML."""
-    return page.render("lr_find_page.html", page=values, chart=loss_chart(values))
+    return page.render("lr_find_page.html", page=values, chart=rate_chart(values))
 
 
-def loss_chart(values: LRFindPage) -> Markup:
+def rate_chart(values: LRFindPage) -> Markup:
     """Draw the loss by the rate, and a point on the smoothed loss for each suggestion."""
     curves = [
         Series("smoothed loss", values.rates, values.smoothed, 0),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports import page
+from kinfolk.reports.chart_data import Estimate
 from kinfolk.reports.charts import Bar, IntervalRow, bars, interval_chart
 
-Interval = tuple[float, float, float]  # value, low and high
 MAX_FACTS = 200  # in the table
 
 
@@ -18,9 +18,9 @@ class EffectView:
 
     name: str  # such as: suppressed, other facts
     before: float
-    change: Interval
-    random: Interval
-    difference: Interval
+    change: Estimate
+    random: Estimate
+    difference: Estimate
     p: float
 
 

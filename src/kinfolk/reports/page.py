@@ -65,7 +65,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    formats = {"compact": compact_number, "duration": duration, "number": format_number}
+    formats = {"compact": compact_number, "duration": format_duration, "number": format_number}
     env.filters |= formats | {
         "percent": percent,
         "plural": plural,
@@ -90,7 +90,7 @@ def digits_from_0(values: Iterable[float], digits: int) -> int:
     return digits
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write 3725 as 1 h 2 min."""
     rounded = round(seconds)
     if rounded < 60:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports import page
+from kinfolk.reports.chart_data import Estimate
 from kinfolk.reports.charts import Bar, ReferenceLine, Series, bars, line_chart
 
-Bounds = tuple[float, float, float]  # value, low, high
-Points = Sequence[tuple[str, Sequence[Bounds]]]  # curves
+LayerCurves = Sequence[tuple[str, Sequence[Estimate]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +18,11 @@ class ProbePage:
 
     title: str
     metric: str
-    scores: Points
-    control: Points
-    selectivity: Points
+    scores: LayerCurves
+    control: LayerCurves
+    selectivity: LayerCurves
     mix_columns: Sequence[str]  # of the table of probes on the mix of all layers, score first
-    mixes: Sequence[tuple[str, Sequence[Bounds | None]]]
+    mixes: Sequence[tuple[str, Sequence[Estimate | None]]]
     mix_weights: Sequence[float]
     mix_center: float
     majority: float | None = None
@@ -47,7 +47,7 @@ def render(values: ProbePage) -> str:
     )
 
 
-def layer_curves(curves: Points, y: str, lines: Sequence[ReferenceLine] = ()) -> Markup:
+def layer_curves(curves: LayerCurves, y: str, lines: Sequence[ReferenceLine] = ()) -> Markup:
     """Draw curves over the layers, each with its interval."""
     if not curves:
         return Markup("")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from kinfolk.reports.page import duration, plural
-from kinfolk.reports.race_tables import byte_count, short
-from kinfolk.reports.race_view import Entrant, Json, Lead, finite
+from kinfolk.reports.page import format_duration, plural
+from kinfolk.reports.race_tables import byte_count, three_digits
+from kinfolk.reports.race_view import Json, Lead, PageEntrant, finite
 
-ROUNDING = 1e-9  # of a share
+SHARE_ROUNDING = 1e-9  # of a share
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Card:
     color: int | None = None
 
 
-def summary(race: Json) -> str:
+def race_summary(race: Json) -> str:
     """Say in one line who raced, on what, for how long."""
     running = [one for one in race.get("entrants") or () if not one.get("left_out")]
     budget, corpus = race.get("budget") or {}, race.get("corpus") or {}
@@ -42,7 +42,7 @@ def summary(race: Json) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def emphasized(sentence: str, entrants: Mapping[str, Entrant]) -> Markup:
+def emphasized(sentence: str, entrants: Mapping[str, PageEntrant]) -> Markup:
     """Return a sentence with the names of entrants in their colors."""
     names = sorted(entrants, key=len, reverse=True)
     text = sentence if sentence.endswith(".") else f"{sentence}."
@@ -59,14 +59,14 @@ def emphasized(sentence: str, entrants: Mapping[str, Entrant]) -> Markup:
     return Markup().join(parts)
 
 
-def cards(race: Json, leads: Sequence[Lead], entrants: Mapping[str, Entrant]) -> list[Card]:
+def cards(race: Json, leads: Sequence[Lead], entrants: Mapping[str, PageEntrant]) -> list[Card]:
     """Return a card for every table with two scores or more, then those of the costs."""
     running = [one for one in race.get("entrants") or () if not one.get("left_out")]
     made = [lead_card(lead, entrants) for lead in leads]
     return [*made, *budget_card(race), *speed_card(running, entrants)]
 
 
-def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
+def lead_card(lead: Lead, entrants: Mapping[str, PageEntrant]) -> Card:
     """Say who leads a table; a single name only where it was shown to be ahead of all others."""
     best, scale = lead.best, lead.scale
     score = f"{scale.score(best.mean)} {scale.unit}"
@@ -90,7 +90,7 @@ def lead_card(lead: Lead, entrants: Mapping[str, Entrant]) -> Card:
     return Card(lead.title, "Undecided", scale.metric, asides)
 
 
-def titled(name: str, entrants: Mapping[str, Entrant]) -> str:
+def titled(name: str, entrants: Mapping[str, PageEntrant]) -> str:
     """Return the name of an entrant, and that it is a baseline."""
     return f"the baseline {name}" if entrants[name].color is None else name
 
@@ -114,7 +114,7 @@ def budget_card(race: Json) -> list[Card]:
     )
     if measured := budget.get("measured"):
         asides.append(measured_words(measured))
-        if measured["spread"] > (budget.get("tolerance") or math.inf) + ROUNDING:
+        if measured["spread"] > (budget.get("tolerance") or math.inf) + SHARE_ROUNDING:
             allowed = f"{100 * budget['tolerance']:.0f}\u00a0%"
             asides.append(f"That is more than the {allowed} that equal budgets allow.")
     words = str(budget["words"])
@@ -126,7 +126,7 @@ def measured_words(measured: Json) -> str:
     unit = measured.get("unit", "seconds")
     ends = [measured["low"], measured["high"]]
     did, low, high = {
-        "seconds": ("took", *(duration(end) for end in ends)),
+        "seconds": ("took", *(format_duration(end) for end in ends)),
         "tokens": ("read", f"{ends[0]:,.0f}", f"{ends[1]:,.0f} tokens"),
         "flops": ("did", f"{ends[0]:.4g}", f"{ends[1]:.4g} FLOPs"),
     }[unit]
@@ -136,7 +136,7 @@ def measured_words(measured: Json) -> str:
     return f"The runs {did} {low} to {high}: {apart} of the budget apart."
 
 
-def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list[Card]:
+def speed_card(running: Sequence[Json], entrants: Mapping[str, PageEntrant]) -> list[Card]:
     """Say which entrant read the most tokens in a second, where all have the same tokens.
 
     Its slowest seed must be faster than the fastest of all others: a machine may be busy.
@@ -159,7 +159,7 @@ def speed_card(running: Sequence[Json], entrants: Mapping[str, Entrant]) -> list
         return []
     ratio = speeds[fastest] / speeds[slowest]
     asides = [f"{ratio:.1f} times the speed of {slowest}, the slowest."] if ratio >= 1.05 else []
-    unit = f"{short(speeds[fastest])} tokens per second in training"
+    unit = f"{three_digits(speeds[fastest])} tokens per second in training"
     return [Card("Fastest", fastest, unit, asides, entrants[fastest].color)]
 
 
@@ -232,4 +232,4 @@ def total_time(race: Json) -> str:
     """Write how long all entrants of one seed trained."""
     costs = [finite((one.get("cost") or {}).get("seconds")) for one in race.get("entrants") or ()]
     known = [seconds for seconds in costs if seconds]
-    return duration(sum(known)) if len(known) > 1 else ""
+    return format_duration(sum(known)) if len(known) > 1 else ""

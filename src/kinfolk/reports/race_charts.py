@@ -16,12 +16,12 @@ from kinfolk.reports.charts import (
     line_chart,
     scatter,
 )
-from kinfolk.reports.race_tables import COSTS, Part, cost_value
+from kinfolk.reports.race_tables import COSTS, SwitchChoice, cost_value
 from kinfolk.reports.race_view import (
-    Entrant,
     Json,
-    Scale,
+    PageEntrant,
     ScoreRow,
+    ScoreScale,
     finite,
     label_counts,
     label_number,
@@ -30,15 +30,15 @@ from kinfolk.reports.race_view import (
     text_scale,
 )
 
-Entrants = Mapping[str, Entrant]
+Entrants = Mapping[str, PageEntrant]
 LEARNING_AXES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 OUTLIER_RANGES = 2  # a baseline is this many ranges of all entrants away from them
-HELD_OUT = "held-out text"
+HELD_OUT_TITLE = "held-out text"
 TRADEOFF_COSTS = ("flops", "seconds", "tokens", "parameters", "peak_bytes", "joules")
 
 
 def interval_panel(
-    rows: Sequence[ScoreRow], lines: Sequence[ScoreRow], scale: Scale, entrants: Entrants
+    rows: Sequence[ScoreRow], lines: Sequence[ScoreRow], scale: ScoreScale, entrants: Entrants
 ) -> Markup:
     """Draw the mean and interval of every row, best first, over the baselines."""
     if not rows:
@@ -63,7 +63,7 @@ def interval_panel(
     return panel + outlier_note(outliers, scale)
 
 
-def outlying_baselines(rows: Sequence[ScoreRow], scale: Scale) -> list[ScoreRow]:
+def outlying_baselines(rows: Sequence[ScoreRow], scale: ScoreScale) -> list[ScoreRow]:
     """Return baselines so far behind all entrants that drawing them would hide the differences.
 
     One that is ahead of all is what a reader must see.
@@ -84,7 +84,7 @@ def outlying_baselines(rows: Sequence[ScoreRow], scale: Scale) -> list[ScoreRow]
     ]
 
 
-def outlier_note(outliers: Sequence[ScoreRow], scale: Scale) -> Markup:
+def outlier_note(outliers: Sequence[ScoreRow], scale: ScoreScale) -> Markup:
     """Say which baselines are not drawn."""
     if not outliers:
         return Markup()
@@ -93,7 +93,7 @@ def outlier_note(outliers: Sequence[ScoreRow], scale: Scale) -> Markup:
     return Markup('<p class="hint far">Off the axis: the {} {}.</p>\n').format(kind, names)
 
 
-def label_curve(task: Json, counts: Sequence[str], scale: Scale, entrants: Entrants) -> Markup:
+def label_curve(task: Json, counts: Sequence[str], scale: ScoreScale, entrants: Entrants) -> Markup:
     """Draw the score of every entrant by the number of labelled rows."""
     rows = score_rows(task["rows"], scale)
     outliers = outlying_baselines(rows, scale)
@@ -183,7 +183,7 @@ def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
     ]
     panels = []
     for kind_of_loss, found in kinds.items():
-        held_out = all(len(curve_points(one, "eval_loss")) > 1 for one in found)
+        held_out = all(len(loss_points(one, "eval_loss")) > 1 for one in found)
         key = "eval_loss" if held_out else "train_loss"
         kind = "held-out loss" if held_out else "training loss"
         parts = [
@@ -194,9 +194,9 @@ def learning(running: Sequence[Json], entrants: Entrants) -> dict[str, Any]:
     return {"axes": choices(axes, LEARNING_AXES), "panels": panels}
 
 
-def choices(keys: Sequence[str], labels: Mapping[str, str]) -> list[Part]:
+def choices(keys: Sequence[str], labels: Mapping[str, str]) -> list[SwitchChoice]:
     """Return the choices of a switch, the first one shown."""
-    return [Part(key, labels[key], shown=key == keys[0]) for key in keys]
+    return [SwitchChoice(key, labels[key], shown=key == keys[0]) for key in keys]
 
 
 def learning_chart(
@@ -205,7 +205,7 @@ def learning_chart(
     """Draw the losses of one kind against tokens, FLOPs or seconds."""
     series = []
     for one in found:
-        points = curve_points(one, key)
+        points = loss_points(one, key)
         xs = axis_values(one, axis)
         series.append(
             Series(
@@ -218,7 +218,7 @@ def learning_chart(
     return line_chart(series, [], x=LEARNING_AXES[axis], y=y, smooth=False)
 
 
-def curve_points(one: Json, key: str) -> list[tuple[int, float]]:
+def loss_points(one: Json, key: str) -> list[tuple[int, float]]:
     """Return the points of a curve that have a loss: their index and the loss."""
     losses = [finite(loss) for loss in one["curve"].get(key) or ()][: len(one["curve"]["steps"])]
     return [(index, loss) for index, loss in enumerate(losses) if loss is not None]
@@ -278,7 +278,9 @@ def missing_words(
         name, reason = one["name"], ""
         if name not in scored:
             reason = (
-                f"no likelihood of the {title}" if title == HELD_OUT else f"no score on {title}"
+                f"no likelihood of the {title}"
+                if title == HELD_OUT_TITLE
+                else f"no score on {title}"
             )
         elif name not in costs and one.get("counted"):
             reason = f"counted, not trained: no {cost} in the table of costs"
@@ -290,14 +292,14 @@ def missing_words(
     return f"Not drawn: {'; '.join(words)}." if words else ""
 
 
-def score_tables(race: Json) -> list[tuple[str, Scale, list[ScoreRow]]]:
+def score_tables(race: Json) -> list[tuple[str, ScoreScale, list[ScoreRow]]]:
     """Return the title, scale and rows of likelihoods and of every task."""
     tables = []
     likelihood = race.get("likelihood")
     if likelihood and likelihood.get("rows"):
         scale = text_scale(likelihood)
         exact = [row for row in likelihood["rows"] if row["kind"] == "likelihood"]
-        tables.append((HELD_OUT, scale, score_rows(exact, scale)))
+        tables.append((HELD_OUT_TITLE, scale, score_rows(exact, scale)))
     for task in race.get("tasks") or ():
         if task.get("rows"):
             scale, last = task_scale(task), label_counts(task)[-1]
@@ -308,7 +310,7 @@ def score_tables(race: Json) -> list[tuple[str, Scale, list[ScoreRow]]]:
 def tradeoff_chart(
     costs: Mapping[str, float],
     title: str,
-    scale: Scale,
+    scale: ScoreScale,
     rows: Sequence[ScoreRow],
     entrants: Entrants,
 ) -> Markup:

@@ -11,18 +11,18 @@ from kinfolk.reports import page, race_cards, race_charts
 from kinfolk.reports.race_tables import (
     RANGES,
     Cell,
-    Part,
+    SwitchChoice,
     cost_range,
     cost_table,
     sample_table,
     score_part,
 )
 from kinfolk.reports.race_view import (
-    Entrant,
     Json,
     Lead,
-    Scale,
+    PageEntrant,
     ScoreRow,
+    ScoreScale,
     label_counts,
     lead,
     pairs,
@@ -71,7 +71,7 @@ class TextSection:
     """Bits per byte of held-out text, each kind of likelihood by itself."""
 
     hint: str
-    parts: Sequence[Part]
+    parts: Sequence[SwitchChoice]
     lead: Lead | None
 
 
@@ -82,7 +82,7 @@ class TaskSection:
     id: str
     name: str
     hint: str
-    parts: Sequence[Part]
+    parts: Sequence[SwitchChoice]
     curve: Markup
     left_out: Sequence[Json]
     lead: Lead | None
@@ -111,11 +111,11 @@ def render(race: Mapping[str, Any]) -> str:
     sampled = any(not sample.get("reference") for sample in race.get("samples") or ())
     leads = [found.lead for found in ([text] if text else []) + tasks if found.lead]
     cost_columns, cost_rows = cost_table(running)
-    missing = not_sampled(race.get("not_sampled") or ())
+    missing = not_sampled_note(race.get("not_sampled") or ())
     return page.render(
         "race_page.html",
         title=TITLE,
-        lead=race_cards.summary(race),
+        lead=race_cards.race_summary(race),
         complete=race.get("complete", True),
         verdicts=[race_cards.emphasized(one, entrants) for one in race.get("verdicts") or ()],
         cards=race_cards.cards(race, leads, entrants),
@@ -135,7 +135,9 @@ def render(race: Mapping[str, Any]) -> str:
     )
 
 
-def text_section(likelihood: Json | None, entrants: Mapping[str, Entrant]) -> TextSection | None:
+def text_section(
+    likelihood: Json | None, entrants: Mapping[str, PageEntrant]
+) -> TextSection | None:
     """Return the section of held-out text; None where nothing was scored."""
     if not likelihood or not likelihood.get("rows"):
         return None
@@ -185,7 +187,7 @@ def text_hint(ranked: Sequence[ScoreRow], baselines: Sequence[ScoreRow]) -> str:
     return words
 
 
-def task_section(id: str, task: Json, entrants: Mapping[str, Entrant]) -> TaskSection:
+def task_section(id: str, task: Json, entrants: Mapping[str, PageEntrant]) -> TaskSection:
     """Return the section of a task."""
     scale = task_scale(task)
     counts = label_counts(task)
@@ -206,7 +208,7 @@ def task_section(id: str, task: Json, entrants: Mapping[str, Entrant]) -> TaskSe
     )
 
 
-def task_hint(task: Json, scale: Scale) -> str:
+def task_hint(task: Json, scale: ScoreScale) -> str:
     """Say what the task is and how many rows it has."""
     sizes = [f"{task[part]:,} {part}" for part in ("train", "dev", "test") if task.get(part)]
     direction = "lower" if scale.lower_is_better else "higher"
@@ -251,7 +253,7 @@ def cost_hint(race: Json) -> str:
     return " ".join(filter(None, words))
 
 
-def not_sampled(left_out: Sequence[Json]) -> str:
+def not_sampled_note(left_out: Sequence[Json]) -> str:
     """Say which entrants generated no text, those of one reason together."""
     reasons: dict[str, list[str]] = {}
     for one in left_out:

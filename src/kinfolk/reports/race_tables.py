@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports.charts import compact_number
-from kinfolk.reports.page import duration, format_number
-from kinfolk.reports.race_view import ALL, Json, Pair, Scale, ScoreRow, finite, pair_table
+from kinfolk.reports.page import format_duration, format_number
+from kinfolk.reports.race_view import ALL, Json, Pair, ScoreRow, ScoreScale, finite, pair_table
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class Part:
+class SwitchChoice:
     """What one choice of a switch shows: a chart, and the tables of one set of scores."""
 
     key: str
@@ -69,7 +69,7 @@ class Part:
     title: str = ""
     hint: str = ""
     chart: Markup = Markup()
-    scale: Scale | None = None
+    scale: ScoreScale | None = None
     columns: Sequence[str] = ()
     rows: Sequence[TableRow] = ()
     matrix: Sequence[MatrixRow] = ()
@@ -79,7 +79,7 @@ class Part:
 def score_part(
     rows: Sequence[ScoreRow],
     found: Sequence[Pair],
-    scale: Scale,
+    scale: ScoreScale,
     *,
     key: str = ALL,
     label: str = ALL,
@@ -87,14 +87,14 @@ def score_part(
     title: str = "",
     hint: str = "",
     chart: Markup = Markup(),
-) -> Part:
+) -> SwitchChoice:
     """Return the tables of one set of scores; the order of all of them is that of the rows."""
     columns, cells = score_columns(rows, scale)
     ranked = [row.name for row in rows]
     known = [pair for pair in found if pair.first in ranked and pair.second in ranked]
     compared = {name for pair in known for name in (pair.first, pair.second)}
     names = [name for name in ranked if name in compared]
-    return Part(
+    return SwitchChoice(
         key,
         label,
         shown,
@@ -109,26 +109,33 @@ def score_part(
     )
 
 
-def score_columns(rows: Sequence[ScoreRow], scale: Scale) -> tuple[list[str], list[list[Cell]]]:
+def score_columns(
+    rows: Sequence[ScoreRow], scale: ScoreScale
+) -> tuple[list[str], list[list[Cell]]]:
     """Return the columns of a table of scores, without those that would be empty."""
     many = any(len(row.seeds) > 1 for row in rows)
     columns = {
         scale.metric: [Cell(scale.score(row.mean), row.mean) for row in rows],
-        "95 % interval": [Cell(interval(row.low, row.high, scale), width(row)) for row in rows],
+        "95 % interval": [
+            Cell(interval_text(row.low, row.high, scale), width(row)) for row in rows
+        ],
         "spread over seeds": [
-            Cell("fixed" if row.fixed else scale.score(row.spread), number(row.spread))
+            Cell("fixed" if row.fixed else scale.score(row.spread), sort_value(row.spread))
             for row in rows
         ],
-        "each seed": [Cell(each_seed(row, scale), number(row.mean)) for row in rows],
+        "each seed": [Cell(each_seed(row, scale), sort_value(row.mean)) for row in rows],
         "fine-tuning": [
-            Cell("–" if row.seconds is None else duration(row.seconds), number(row.seconds))
+            Cell(
+                "–" if row.seconds is None else format_duration(row.seconds),
+                sort_value(row.seconds),
+            )
             for row in rows
         ],
         "learning rate": [
-            Cell("–" if row.lr is None else f"{row.lr:.2g}", number(row.lr)) for row in rows
+            Cell("–" if row.lr is None else f"{row.lr:.2g}", sort_value(row.lr)) for row in rows
         ],
         "steps": [
-            Cell("–" if row.steps is None else f"{row.steps:,.0f}", number(row.steps))
+            Cell("–" if row.steps is None else f"{row.steps:,.0f}", sort_value(row.steps))
             for row in rows
         ],
         "pooling": [Cell(row.pooling or "–", row.pooling) for row in rows],
@@ -142,7 +149,7 @@ def score_columns(rows: Sequence[ScoreRow], scale: Scale) -> tuple[list[str], li
     return list(columns), [list(line) for line in zip(*columns.values(), strict=True)]
 
 
-def interval(low: float | None, high: float | None, scale: Scale) -> str:
+def interval_text(low: float | None, high: float | None, scale: ScoreScale) -> str:
     """Write an interval; a dash where there is none."""
     if low is None or high is None:
         return "–"
@@ -154,17 +161,17 @@ def width(row: ScoreRow) -> float | str:
     return "" if row.low is None or row.high is None else row.high - row.low
 
 
-def number(value: float | None) -> float | str:
+def sort_value(value: float | None) -> float | str:
     """Return what sorts a cell; nothing where it is empty."""
     return "" if value is None else value
 
 
-def each_seed(row: ScoreRow, scale: Scale) -> str:
+def each_seed(row: ScoreRow, scale: ScoreScale) -> str:
     """Write the score of every seed."""
     return " · ".join(scale.score(finite(value)) for value in row.seeds)
 
 
-def matrix(names: Sequence[str], found: Sequence[Pair], scale: Scale) -> list[MatrixRow]:
+def matrix(names: Sequence[str], found: Sequence[Pair], scale: ScoreScale) -> list[MatrixRow]:
     """Return the difference of every entrant from every other."""
     table = pair_table(found)
     return [
@@ -175,31 +182,31 @@ def matrix(names: Sequence[str], found: Sequence[Pair], scale: Scale) -> list[Ma
     ]
 
 
-def matrix_cell(name: str, other: str, pair: Pair | None, scale: Scale) -> MatrixCell:
+def matrix_cell(name: str, other: str, pair: Pair | None, scale: ScoreScale) -> MatrixCell:
     """Return one cell, colored only where a difference was shown."""
     if pair is None:
         return MatrixCell(other, "", "none")
     state = pair_state(pair, scale)
     mark = {"ahead": "▲ ", "behind": "▼ "}.get(state, "")
-    title = f"{name} less {other}: {words(pair, scale)}"
+    title = f"{name} less {other}: {difference_text(pair, scale)}"
     return MatrixCell(other, mark + scale.difference(pair.value), state, title)
 
 
-def pair_state(pair: Pair, scale: Scale) -> str:
+def pair_state(pair: Pair, scale: ScoreScale) -> str:
     """Return the class of a difference."""
     if not pair.shown:
         return "open"
     return "ahead" if scale.better(pair.value) else "behind"
 
 
-def words(pair: Pair, scale: Scale) -> str:
+def difference_text(pair: Pair, scale: ScoreScale) -> str:
     """Write a difference with its interval."""
     value, low, high = scale.differences(pair.value, pair.low, pair.high)
     text = f"{value} {scale.unit} (95 % interval {low} to {high})"
     return text if pair.shown else f"{text}, no difference shown"
 
 
-def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list[PairRow]:
+def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: ScoreScale) -> list[PairRow]:
     """Return all pairs, the better ranked entrant first, in the order of the ranks."""
     rank = {name: index for index, name in enumerate(names)}
     ranked = [pair if rank[pair.first] < rank[pair.second] else pair.reverse for pair in found]
@@ -211,7 +218,7 @@ def pair_rows(found: Sequence[Pair], names: Sequence[str], scale: Scale) -> list
             [
                 Cell(value, abs(pair.value)),
                 Cell(f"{low} to {high}", pair.high - pair.low),
-                Cell(probability(pair.p), number(pair.p)),
+                Cell(probability(pair.p), sort_value(pair.p)),
             ],
             {"ahead": "ahead", "behind": "behind"}.get(state, "no difference shown"),
             state,
@@ -240,7 +247,7 @@ def cost_table(entrants: Sequence[Json]) -> tuple[list[str], list[TableRow]]:
             columns[title] = [
                 Cell(
                     "–" if value is None else write(value),
-                    number(value),
+                    sort_value(value),
                     f"{value / largest:.3f}" if has_bar and value and largest else "",
                     cost_range(entrant, key),
                 )
@@ -289,7 +296,7 @@ def energy(joules: float) -> str:
     return f"{joules:.3g} J"
 
 
-def short(value: float) -> str:
+def three_digits(value: float) -> str:
     """Write a large number with three digits."""
     return compact_number(float(f"{value:.3g}"))
 
@@ -298,18 +305,18 @@ def short(value: float) -> str:
 RANGES: dict[str, Callable[[float], str]] = {
     "steps": lambda value: f"{value:,.0f}",
     "tokens": lambda value: f"{value:,.0f}",
-    "seconds": duration,
+    "seconds": format_duration,
 }
 # The columns of costs: title, key, format, whether a bar shows the share of the largest.
 COSTS = (
-    ("parameters", "parameters", short, True),
+    ("parameters", "parameters", three_digits, True),
     ("learning rate", "lr", lambda value: f"{value:.3g}", False),
     ("steps", "steps", lambda value: f"{value:,.0f}", False),
-    ("tokens", "tokens", short, True),
-    ("FLOPs", "flops", short, True),
-    ("time", "seconds", duration, True),
-    ("search before", "search_seconds", duration, False),
-    ("tokens/s", "tokens_per_second", short, True),
+    ("tokens", "tokens", three_digits, True),
+    ("FLOPs", "flops", three_digits, True),
+    ("time", "seconds", format_duration, True),
+    ("search before", "search_seconds", format_duration, False),
+    ("tokens/s", "tokens_per_second", three_digits, True),
     ("peak memory", "peak_bytes", byte_count, True),
     ("energy", "joules", energy, True),
 )
@@ -323,7 +330,7 @@ def sample_table(samples: Sequence[Json]) -> tuple[list[str], list[list[Cell]]]:
     }
     known = {t: values for t, values in columns.items() if any(v is not None for v in values)}
     cells = [
-        [Cell(format_number(v, SAMPLE_COLUMNS[title][1]), number(v)) for v in values]
+        [Cell(format_number(v, SAMPLE_COLUMNS[title][1]), sort_value(v)) for v in values]
         for title, values in known.items()
     ]
     return list(known), [list(line) for line in zip(*cells, strict=True)] or [[] for _ in samples]

@@ -16,7 +16,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Entrant:
+class PageEntrant:
     """A name on the page: an entrant in its color, or a baseline in none."""
 
     name: str
@@ -29,7 +29,7 @@ class Entrant:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScoreScale:
     """How the scores of one table are written."""
 
     metric: str
@@ -111,13 +111,13 @@ class Lead:
     """The best entrants of one table: one, or several between which no difference was shown."""
 
     title: str
-    scale: Scale
+    scale: ScoreScale
     best: ScoreRow
     equals: tuple[str, ...]  # no difference from the best was shown
     behind: tuple[str, ...]  # shown to be behind the best
 
 
-def race_entrants(race: Json) -> dict[str, Entrant]:
+def race_entrants(race: Json) -> dict[str, PageEntrant]:
     """Return everything that was scored, by name: first the entrants, then the baselines."""
     listed = [one for one in race.get("entrants") or () if not one.get("left_out")]
     running = dict.fromkeys(one["name"] for one in listed if not one.get("baseline"))
@@ -126,26 +126,28 @@ def race_entrants(race: Json) -> dict[str, Entrant]:
     others = dict.fromkeys([*(one["name"] for one in listed), *scored])
     names = [*running, *(name for name in others if name not in running)]
     return {
-        name: Entrant(name, f"e{index}", index % NUM_COLORS if name in running else None)
+        name: PageEntrant(name, f"e{index}", index % NUM_COLORS if name in running else None)
         for index, name in enumerate(names)
     }
 
 
-def task_scale(task: Json) -> Scale:
+def task_scale(task: Json) -> ScoreScale:
     """Return how the scores of a task are written."""
     lower, maximum = bool(task.get("lower_is_better")), finite(task.get("maximum"))
     metric = task.get("metric_title") or task["metric"]
     if lower or not maximum:
-        return Scale(metric, task.get("unit") or metric, digits=3, lower_is_better=lower)
-    return Scale(metric, task.get("unit") or "points", 100 / maximum)
+        return ScoreScale(metric, task.get("unit") or metric, digits=3, lower_is_better=lower)
+    return ScoreScale(metric, task.get("unit") or "points", 100 / maximum)
 
 
-def text_scale(likelihood: Json) -> Scale:
+def text_scale(likelihood: Json) -> ScoreScale:
     """Return how bits per byte are written."""
-    return Scale(likelihood["unit"], likelihood["unit"], digits=3, lower_is_better=True)
+    return ScoreScale(likelihood["unit"], likelihood["unit"], digits=3, lower_is_better=True)
 
 
-def score_rows(rows: Sequence[Json], scale: Scale, labels: str | None = None) -> list[ScoreRow]:
+def score_rows(
+    rows: Sequence[Json], scale: ScoreScale, labels: str | None = None
+) -> list[ScoreRow]:
     """Return rows that have a score, those of one number of labels, best first."""
     settings = [row.get("settings") or {} for row in rows]
     found = [
@@ -198,7 +200,9 @@ def pair_table(found: Sequence[Pair]) -> dict[tuple[str, str], Pair]:
     return {(pair.second, pair.first): pair.reverse for pair in found} | table
 
 
-def lead(title: str, scale: Scale, rows: Sequence[ScoreRow], found: Sequence[Pair]) -> Lead | None:
+def lead(
+    title: str, scale: ScoreScale, rows: Sequence[ScoreRow], found: Sequence[Pair]
+) -> Lead | None:
     """Return who leads a table; None where fewer than two were scored."""
     if len(rows) < 2:
         return None

@@ -31,7 +31,7 @@ class ModelScore:
 
 
 @dataclass(frozen=True)
-class Baseline:
+class ReferenceScore:
     """A reference line for models."""
 
     name: str
@@ -95,7 +95,7 @@ class Report:
     results: Sequence[Sequence[str]] = ()  # a metric, and its value in each of `result_columns`
     result_columns: Sequence[str] = ()
     scores: Sequence[ModelScore] = ()
-    baselines: Sequence[Baseline] = ()
+    baselines: Sequence[ReferenceScore] = ()
     samples: Sequence[Sample] = ()
     training: Sequence[LossPanel] = ()  # learning rate, gradient norm, speed, memory by step
     timelines: Sequence[SampleTimeline] = ()
@@ -172,12 +172,12 @@ def bar_charts(report: Report, colors: dict[str, int]) -> list[tuple[str, Markup
         )
     x = "bits per byte, lower is better"
     return [
-        (title, bars(values, reference_lines(report, title == "Likelihood"), x=x))
+        (title, bars(values, baseline_lines(report, title == "Likelihood"), x=x))
         for title, values in charts.items()
     ]
 
 
-def reference_lines(report: Report, is_likelihood: bool) -> list[ReferenceLine]:
+def baseline_lines(report: Report, is_likelihood: bool) -> list[ReferenceLine]:
     """Return the baselines of bits per byte: of a pseudo-likelihood the unigram model alone."""
     return [
         ReferenceLine(line.name, line.bits_per_byte)
@@ -191,7 +191,9 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[tuple[str, bool]]:
+def versus_baselines(
+    score: ModelScore, baselines: Sequence[ReferenceScore]
+) -> list[tuple[str, bool]]:
     """Compare a score with each baseline: [("12% below the 3-gram", True), ...]."""
     if not math.isfinite(score.loss) or (not score.comparable and score.bits_per_byte is None):
         return []

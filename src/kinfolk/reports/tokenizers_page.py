@@ -47,12 +47,12 @@ def render(values: TokenizersPage) -> str:
     """Return the page as HTML."""
     rows = values.rows
     charts = [
-        chart(rows, "tokens per word", [row.tokens_per_word for row in rows]),
-        chart(rows, "bytes per token", [row.bytes_per_token for row in rows]),
+        measure_chart(rows, "tokens per word", [row.tokens_per_word for row in rows]),
+        measure_chart(rows, "bytes per token", [row.bytes_per_token for row in rows]),
     ]
     if any(row.unknown_rate for row in rows):
         title = "unknown tokens, percent of all"
-        charts.append(chart(rows, title, [100 * row.unknown_rate for row in rows]))
+        charts.append(measure_chart(rows, title, [100 * row.unknown_rate for row in rows]))
     return page.render(
         "tokenizers_page.html",
         page=values,
@@ -61,7 +61,7 @@ def render(values: TokenizersPage) -> str:
     )
 
 
-def chart(rows: Sequence[TokenizerRow], title: str, values: Sequence[float]) -> Markup:
+def measure_chart(rows: Sequence[TokenizerRow], title: str, values: Sequence[float]) -> Markup:
     """Draw one measure of all tokenizers."""
     pairs = enumerate(zip(rows, values, strict=True))
     return bars(

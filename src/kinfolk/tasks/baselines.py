@@ -27,8 +27,8 @@ from kinfolk.tasks.task import BaselineComparison, Prediction, Task, TaskOutput,
 # Work of a baseline: training rows are left out above it. Text is what an n-gram model counts,
 # classes are what its weights are fitted for.
 MAX_CHARACTERS = 3_000_000
-MAX_SCORES = 1_000_000  # rows times classes
-TITLES = {
+MAX_CLASS_SCORES = 1_000_000  # rows times classes
+BASELINE_TITLES = {
     "majority": "majority",
     "mean": "mean",
     "tfidf": "TF-IDF",
@@ -48,18 +48,18 @@ Fit = Callable[[Task, Sequence[Any]], Predict]
 
 
 @dataclass(frozen=True)
-class Baseline:
+class TaskBaseline:
     """A model that needs no network, and its scores on dev rows."""
 
-    name: str  # a key of TITLES
+    name: str  # a key of BASELINE_TITLES
     scores: dict[str, float]
 
 
 @dataclass(frozen=True)
-class Baselines:
+class TaskBaselines:
     """The baselines of a task on its dev rows."""
 
-    models: tuple[Baseline, ...] = ()
+    models: tuple[TaskBaseline, ...] = ()
     rows: int = 0  # training rows that they were fitted on
     all_rows: int = 0
 
@@ -69,17 +69,19 @@ class Baselines:
         return {model.name: model.scores for model in self.models}
 
 
-def fit_baselines(task: Task, train: Sequence[Any], dev: Sequence[Any]) -> Baselines:
+def fit_baselines(task: Task, train: Sequence[Any], dev: Sequence[Any]) -> TaskBaselines:
     """Fit the baselines of a task on training rows, and score them on dev rows."""
     fits = matching_fits(task, train)
     if not fits or not dev:
-        return Baselines()
+        return TaskBaselines()
     rows = limit_rows(task, train)
     models = []
     for name, fit in fits.items():
         values = fit(task, rows)(dev)
-        models.append(Baseline(name, task.evaluate(dev, [Prediction(value) for value in values])))
-    return Baselines(tuple(models), len(rows), len(train))
+        models.append(
+            TaskBaseline(name, task.evaluate(dev, [Prediction(value) for value in values]))
+        )
+    return TaskBaselines(tuple(models), len(rows), len(train))
 
 
 def matching_fits(task: Task, rows: Sequence[Any]) -> dict[str, Fit]:
@@ -93,7 +95,7 @@ def matching_fits(task: Task, rows: Sequence[Any]) -> dict[str, Fit]:
 
 def baseline_names(task: Task, rows: Sequence[Any]) -> tuple[str, ...]:
     """Return the titles of the baselines of a task."""
-    return tuple(TITLES[name] for name in matching_fits(task, rows))
+    return tuple(BASELINE_TITLES[name] for name in matching_fits(task, rows))
 
 
 def fit_values(task: Task, name: str, train: Sequence[Any], test: Sequence[Any]) -> list[Any]:
@@ -130,7 +132,7 @@ def comparison_notes(task: Task, baselines: Sequence[BaselineComparison]) -> lis
     """Return a sentence for each baseline that a model can be better than."""
     main = metric_title(task.main_metric)
     return [
-        f"{main} minus that of {TITLES[b.name]} ({b.scores[task.main_metric].score:.4f}): "
+        f"{main} minus that of {BASELINE_TITLES[b.name]} ({b.scores[task.main_metric].score:.4f}): "
         f"{b.difference.score:+.4f} [95% CI {b.difference.low:+.4f}, {b.difference.high:+.4f}]"
         for b in baselines
         if b.name not in UPPER_BOUNDS
@@ -140,7 +142,7 @@ def comparison_notes(task: Task, baselines: Sequence[BaselineComparison]) -> lis
 def limit_rows(task: Task, rows: Sequence[Any]) -> Sequence[Any]:
     """Draw as many rows as a baseline reads in a few seconds, the same ones every time."""
     mean = sum(len(row.texts_and_labels[0]) for row in rows) / len(rows)
-    limit = int(min(MAX_CHARACTERS / max(1, mean), MAX_SCORES / max(1, len(task.labels))))
+    limit = int(min(MAX_CHARACTERS / max(1, mean), MAX_CLASS_SCORES / max(1, len(task.labels))))
     if len(rows) <= limit:
         return rows
     drawn = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:limit]
@@ -261,7 +263,7 @@ def most_frequent(values: Any) -> Any:
 
 
 def baseline_messages(
-    task: Task, baselines: Baselines, dev: Sequence[Any], scores: Mapping[str, float]
+    task: Task, baselines: TaskBaselines, dev: Sequence[Any], scores: Mapping[str, float]
 ) -> list[str]:
     """Return warnings about a dev score near the majority or below word counts."""
     messages = []
@@ -281,7 +283,7 @@ def baseline_messages(
         and task.normalized(model.scores[main]) > task.normalized(scores[main])
     ]
     messages += [
-        f"the baseline {TITLES[model.name]}, which takes seconds, has a higher dev {main} "
+        f"the baseline {BASELINE_TITLES[model.name]}, which takes seconds, has a higher dev {main} "
         f"({model.scores[main]:.4f}) than the model ({scores[main]:.4f}): see "
         "'With ten minutes of CPU' in docs/tasks.md"
         for model in better
@@ -290,7 +292,7 @@ def baseline_messages(
 
 
 def majority_warning(
-    task: Task, baselines: Baselines, dev: Sequence[Any], scores: Mapping[str, float]
+    task: Task, baselines: TaskBaselines, dev: Sequence[Any], scores: Mapping[str, float]
 ) -> str:
     """Return a warning where a score is within two standard errors of a constant prediction."""
     name = "accuracy" if task.output != "number" else "pearson"
@@ -307,7 +309,7 @@ def majority_warning(
     things = "words" if task.output == "tags" else "rows"
     return (
         f"warning: dev {name} {scores[name]:.4f} is within two standard errors of a constant "
-        f"prediction ({TITLES[constant.name]}: {share:.4f}, standard error {error:.4f} on "
+        f"prediction ({BASELINE_TITLES[constant.name]}: {share:.4f}, standard error {error:.4f} on "
         f"{count:,} dev {things}): the model may have learned nothing; train longer (--epochs), "
         "raise --lr, start from a pretrained model, or use more dev rows"
     )

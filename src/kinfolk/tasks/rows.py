@@ -15,7 +15,7 @@ from kinfolk.metrics.extractive import greedy_oracle
 from kinfolk.text.segment import split_sentences
 
 MAX_ORACLE_SENTENCES = 3  # of a summary (Liu and Lapata 2019)
-Span: TypeAlias = tuple[int, int]  # first word, and the one after the last
+WordRange: TypeAlias = tuple[int, int]  # first word, and the one after the last
 
 
 class Row(ABC):
@@ -235,9 +235,9 @@ class CorefDocument(Row):
 
     id: str
     sentences: tuple[tuple[str, ...], ...]
-    clusters: tuple[tuple[Span, ...], ...] | None
+    clusters: tuple[tuple[WordRange, ...], ...] | None
     number: int
-    mentions: tuple[Span, ...] | None = None
+    mentions: tuple[WordRange, ...] | None = None
     speakers: tuple[tuple[str, ...], ...] | None = None  # the speaker of each word
 
     @property

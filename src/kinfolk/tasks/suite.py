@@ -35,7 +35,7 @@ SIDE_SUFFIX = re.compile(r"src|source|tgt|target|[a-z]{2}")  # or a language cod
 DATA_SUFFIX = re.compile(r"\.(txt|tsv|csv|jsonl?|ndjson|conllu?)$")
 FLORES_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 MCC_TASKS, ACCURACY_AND_F1_TASKS = ("cola",), ("mrpc", "qqp")  # with other metrics than accuracy
-SAMPLE_ROWS = 200  # read to choose the metrics
+METRIC_SAMPLE_ROWS = 200  # read to choose the metrics
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str,
         case "classify":
             return ("accuracy", "f1") if _known(name, ACCURACY_AND_F1_TASKS) else ("accuracy",)
         case "tag":
-            rows = islice(read_rows(file, spec), SAMPLE_ROWS)
+            rows = islice(read_rows(file, spec), METRIC_SAMPLE_ROWS)
             has_entities = any(tag.startswith("B-") for row in rows for tag in row.tags or ())
             return ("f1", "accuracy") if has_entities else ("accuracy",)
         case "write":
-            return _text_metrics([*islice(read_rows(file, spec), SAMPLE_ROWS)])
+            return _text_metrics([*islice(read_rows(file, spec), METRIC_SAMPLE_ROWS)])
         case task:
             return task_class(task).metric_names()
 

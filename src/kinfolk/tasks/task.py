@@ -28,7 +28,7 @@ TaskOutput = Literal[
     "clusters",  # of spans
     "sentences",  # of the row's text, as a summary
 ]
-MODULES = (
+KIND_MODULES = (
     "classification",
     "multiple_choice",
     "tagging",
@@ -41,7 +41,7 @@ MODULES = (
 TASK_KINDS: dict[str, "type[Task]"] = {}  # filled by `register_kind` when the modules are imported
 PROBABILITY_DIGITS = 4  # in tables
 MAX_LABELS_LISTED = 12
-LANGUAGE_SAMPLE = 50  # rows used to detect the language
+LANGUAGE_SAMPLE_ROWS = 50  # rows used to detect the language
 TaskType = TypeVar("TaskType", bound="type[Task]")
 
 
@@ -64,7 +64,7 @@ class Task:
     """A task of one kind: a frozen value that is saved with the model.
 
     `Task(kind="classify", ...)` returns an instance of the class that is registered for the kind.
-    A kind is one file: a subclass with `@register_kind`, listed in MODULES where it is built in.
+    A kind is one file: a subclass with `@register_kind`; built-in ones are listed in KIND_MODULES.
     """
 
     kind: str = ""
@@ -114,7 +114,7 @@ class Task:
             raise UserError(
                 f"--num-sentences applies to extractive summarization, not to {cls.name}: remove it"
             )
-        sample = " ".join(row.texts_and_labels[0] for row in rows[:LANGUAGE_SAMPLE])
+        sample = " ".join(row.texts_and_labels[0] for row in rows[:LANGUAGE_SAMPLE_ROWS])
         return cls(
             metric=metric,
             prefix=prefix,
@@ -352,10 +352,10 @@ def register_kind(cls: TaskType) -> TaskType:
 
 
 def kinds() -> dict[str, type[Task]]:
-    """Return the class of every kind by its name, in the order of MODULES, others last."""
-    for module in MODULES:
+    """Return the class of every kind by its name, in the order of KIND_MODULES, others last."""
+    for module in KIND_MODULES:
         importlib.import_module(f"kinfolk.tasks.{module}")
-    order = {f"kinfolk.tasks.{module}": place for place, module in enumerate(MODULES)}
+    order = {f"kinfolk.tasks.{module}": place for place, module in enumerate(KIND_MODULES)}
     found = TASK_KINDS.items()  # in the order in which their modules happened to be imported
     return dict(sorted(found, key=lambda kind: order.get(kind[1].__module__, len(order))))
 

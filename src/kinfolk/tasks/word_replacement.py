@@ -16,12 +16,12 @@ from kinfolk.errors import UserError
 from kinfolk.files import cached_sha256
 from kinfolk.tasks.rows import Article, detokenize
 
-WORD = re.compile(r"\w+(?:['’]\w+)*")
+DICTIONARY_WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 
 def replace_words(text: str, dictionary: Mapping[str, str]) -> str:
     """Return a text with its words replaced by those of a dictionary."""
-    replaced = WORD.sub(lambda word: dictionary.get(word[0].lower(), word[0]), text)
+    replaced = DICTIONARY_WORD.sub(lambda word: dictionary.get(word[0].lower(), word[0]), text)
     return detokenize(replaced.split())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from kinfolk.config import convert, field, from_fields
+from kinfolk.config import convert_value, field, from_fields
 from kinfolk.errors import UserError
 from kinfolk.text import patterns, sentencepiece
 from kinfolk.text.segment import HAN
@@ -118,8 +118,8 @@ def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path, settings: Tokeni
     roles = {configured_token(settings, role) for role in SPECIAL_TOKEN_ROLES}
     added = read_settings(file)
     for token, id in added.items():
-        convert(id, int, f"{file}: {token}")
-        convert(token, str, f"{file}: token")
+        convert_value(id, int, f"{file}: {token}")
+        convert_value(token, str, f"{file}: token")
     for token, id in sorted(added.items(), key=lambda pair: pair[1]):
         special = token in roles or token in (*GLM_MASKS, *GLM_ENDS.values())
         backend.add_tokens([AddedToken(token, normalized=False, special=special)])
@@ -145,7 +145,7 @@ def lines(file: Path) -> Sequence[str]:
 
 def read_settings(file: Path) -> dict[str, Any]:
     """Read a JSON object; a missing file is an empty object."""
-    return read_json(file) if file.is_file() else {}
+    return read_json_object(file) if file.is_file() else {}
 
 
 def read_config(file: Path) -> TokenizerConfig:
@@ -153,11 +153,11 @@ def read_config(file: Path) -> TokenizerConfig:
     settings = read_settings(file)
     from_fields(SettingFields, settings, f"{file}: ")
     for role in SPECIAL_TOKEN_ROLES:
-        convert(configured_token(settings, role), str | None, f"{file}: {role}_token")
+        convert_value(configured_token(settings, role), str | None, f"{file}: {role}_token")
     return settings
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """Read a JSON object."""
     text = "\n".join(lines(file))
     try:
@@ -182,17 +182,17 @@ MARIAN_FILE = "source.spm"  # SentencePiece; vocab.json beside it has the ids of
 MARIAN_TARGET_FILE = "target.spm"
 TARGET_FOLDER = "target_tokenizer"  # in folders of ours
 
-BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
-GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
-T5 = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
-ROBERTA = {**T5, "bos": "<s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+ALBERT_TOKENS = {**BERT_TOKENS, "pad": "<pad>", "unk": "<unk>"}
+GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+T5_TOKENS = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
+ROBERTA_TOKENS = {**T5_TOKENS, "bos": "<s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 GLM_MASKS = ("[sMASK]", "[gMASK]")  # of a sentence, and of the rest of a text
 GLM_ENDS = {"bos": "<|startofpiece|>", "eos": "<|endofpiece|>"}  # around a generated span
 # Of fastai's versions 1 and 2; 0.7 has others for three of them.
-FASTAI = {"unk": "xxunk", "pad": "xxpad", "bos": "xxbos", "eos": "xxeos"}
-FASTAI_07 = {"unk": "_unk_", "pad": "_pad_", "bos": "xbos"}
-XLNET = {**T5, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
+FASTAI_TOKENS = {"unk": "xxunk", "pad": "xxpad", "bos": "xxbos", "eos": "xxeos"}
+FASTAI_07_TOKENS = {"unk": "_unk_", "pad": "_pad_", "bos": "xbos"}
+XLNET_TOKENS = {**T5_TOKENS, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
 
 
 def load_backend(path: Path) -> LoadedTokenizer:
@@ -330,7 +330,7 @@ def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
                 "remove one of them"
             )
         vocab[token] = len(vocab)
-    roles = special_token_map(BERT, settings)
+    roles = special_token_map(BERT_TOKENS, settings)
     if missing := [token for token in roles.values() if token not in vocab]:
         raise UserError(f"{file} has no {missing[0]}: a BERT vocabulary needs it")
     lowercase = settings.get("do_lower_case")
@@ -365,7 +365,7 @@ def _fairseq(file: Path) -> LoadedTokenizer:
         raise UserError(f"{file} lists a token twice: copy it again")
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return with_special_tokens(backend, ROBERTA, "roberta", mask_lstrip=True)
+    return with_special_tokens(backend, ROBERTA_TOKENS, "roberta", mask_lstrip=True)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -391,9 +391,9 @@ def _fastai(file: Path) -> LoadedTokenizer:
     vocab: dict[str, int] = {}
     for id, name in enumerate(names):
         vocab[name if name not in vocab else f"{name}{id}"] = id
-    roles = FASTAI if FASTAI["unk"] in vocab else FASTAI_07
+    roles = FASTAI_TOKENS if FASTAI_TOKENS["unk"] in vocab else FASTAI_07_TOKENS
     if roles["unk"] not in vocab:
-        raise UserError(f"{file} has no {FASTAI['unk']}: a vocabulary of fastai has it")
+        raise UserError(f"{file} has no {FASTAI_TOKENS['unk']}: a vocabulary of fastai has it")
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=roles["unk"]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return with_special_tokens(backend, roles, None)
@@ -431,7 +431,7 @@ def _load_bpe(vocab_file: Path, merges_file: Path, settings: TokenizerConfig) ->
     prefixed = bool(settings.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefixed)
     backend.decoder = decoders.ByteLevel()
-    roles = special_token_map(ROBERTA if family == "roberta" else GPT2, settings)
+    roles = special_token_map(ROBERTA_TOKENS if family == "roberta" else GPT2_TOKENS, settings)
     template = "roberta" if family == "roberta" else None
     return with_special_tokens(backend, roles, template, mask_lstrip=True)
 
@@ -455,7 +455,7 @@ def _gpt(
 
 
 def _vocab(file: Path) -> dict[str, int]:
-    vocab = read_json(file)
+    vocab = read_json_object(file)
     if not all(isinstance(id, int) for id in vocab.values()):
         raise UserError(f"{file} is not a vocabulary: every token must have an integer id")
     if sorted(vocab.values()) != list(range(len(vocab))) or not vocab:
@@ -491,8 +491,8 @@ def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
         backend = sentencepiece.backend(model, before=steps, commas=False)
     else:
         backend = sentencepiece.backend(model)
-    plain = {role: name for role, name in XLNET.items() if name in model.special}
-    standard = {"albert": ALBERT, "t5": T5, "xlnet": XLNET}.get(family, plain)
+    plain = {role: name for role, name in XLNET_TOKENS.items() if name in model.special}
+    standard = {"albert": ALBERT_TOKENS, "t5": T5_TOKENS, "xlnet": XLNET_TOKENS}.get(family, plain)
     roles = special_token_map(standard, settings)
     template = {"albert": "bert", "plain": None}.get(family, family)
     loaded = with_special_tokens(backend, roles, template, mask_lstrip=True)
@@ -517,7 +517,7 @@ def _marian(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
             "model with one vocabulary"
         )
     model, vocab = sentencepiece.read_model(file), _vocab(file.with_name("vocab.json"))
-    roles = special_token_map(T5, settings)
+    roles = special_token_map(T5_TOKENS, settings)
     if missing := [name for name in roles.values() if name not in vocab]:
         raise UserError(f"{file.with_name('vocab.json')} has no {missing[0]}: copy it again")
     languages = [name for name in vocab if re.fullmatch(">>.+<<", name)]

@@ -12,7 +12,7 @@ from kinfolk.text.segment import word_starts
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.unicode import count_scripts
 
-HELD_OUT = 0.1  # fraction of documents held out when tokenizers are compared
+HELD_OUT_SHARE = 0.1  # fraction of documents held out when tokenizers are compared
 SYMBOLS = "signs"  # script of numbers and punctuation
 
 
@@ -71,7 +71,7 @@ def tokenizer_stats(tokenizers: Sequence[Tokenizer], texts: Iterable[str]) -> li
 
 def held_out(text: str) -> bool:
     """Return whether `prepare --holdout 0.1` holds out a document."""
-    return text_uniform(text) < HELD_OUT
+    return text_uniform(text) < HELD_OUT_SHARE
 
 
 @cache

@@ -39,7 +39,7 @@ UNSPACED_BUT_CHINESE = re.compile(rf"[{_OTHERS}]+|[^\s{HAN}]{{65,}}")
 StageProgress = Callable[[str, int, int | None], None]
 
 
-def no_progress(stage: str, done: int, total: int | None) -> None:
+def no_stage_progress(stage: str, done: int, total: int | None) -> None:
     """Report nothing."""
 
 
@@ -74,7 +74,7 @@ class SpooledTexts:
     rare_characters: dict[int, str]
     stride: int  # one part in `stride` is read
     size: int = 0  # of all parts, in characters of the file
-    progress: StageProgress = no_progress
+    progress: StageProgress = no_stage_progress
 
     def alphabet(self, normalize: Callable[[str], str]) -> list[str]:
         """Return the common characters after normalization."""
@@ -98,7 +98,7 @@ def spool_texts(
     limit: int,
     *,
     coverage: float = CHARACTER_COVERAGE,
-    progress: StageProgress = no_progress,
+    progress: StageProgress = no_stage_progress,
 ) -> Iterator[SpooledTexts]:
     """Count the characters of a stream, and keep it on disk for the trainer.
 
@@ -162,7 +162,7 @@ def bpe(
     texts: Iterator[str],
     vocab_size: int,
     lowercase: bool,
-    progress: StageProgress = no_progress,
+    progress: StageProgress = no_stage_progress,
 ) -> tokenizers.Tokenizer:
     """Train byte-level BPE, as in GPT-2."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -204,7 +204,7 @@ def word_bpe(
     texts: Iterator[str],
     vocab_size: int,
     lowercase: bool,
-    progress: StageProgress = no_progress,
+    progress: StageProgress = no_stage_progress,
 ) -> tokenizers.Tokenizer:
     """Train BPE on characters, as in GPT-1: the last token of a word has a suffix.
 
@@ -242,7 +242,7 @@ def wordpiece(
     texts: Iterator[str],
     vocab_size: int,
     lowercase: bool,
-    progress: StageProgress = no_progress,
+    progress: StageProgress = no_stage_progress,
 ) -> tokenizers.Tokenizer:
     """Train WordPiece, as in BERT: tokens inside a word begin with "##"."""
     decoder = join_chinese(decoders.WordPiece(cleanup=False))
@@ -294,7 +294,7 @@ def unigram(
     texts: Iterator[str],
     vocab_size: int,
     lowercase: bool,
-    progress: StageProgress = no_progress,
+    progress: StageProgress = no_stage_progress,
 ) -> tokenizers.Tokenizer:
     """Train a unigram language model (Kudo 2018), as in T5."""
 
@@ -398,7 +398,7 @@ def train_tokenizer(
     lowercase: bool = False,
     segmenter: str = "spaces",
     fewer: bool = False,
-    progress: StageProgress = no_progress,
+    progress: StageProgress = no_stage_progress,
 ) -> Tokenizer:
     """Train a tokenizer of `vocab_size` tokens, special ones included, on a stream of texts.
 

@@ -35,7 +35,7 @@ class CorruptCheckpointWarning(UserWarning):
     """A checkpoint is corrupt; the previous one is used."""
 
 
-def save(
+def save_checkpoint(
     run: Path, step: int, write: Callable[[Path], None], *, keep: int, best: bool = False
 ) -> Path:
     """Write a checkpoint to a temporary folder, rename it, update the links, delete old ones."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kinfolk.training.workload import Workload, select_device, uses_bfloat16
 
-WARMUP_STEPS = 3  # that are not timed: the first compiles
+WARMUP_STEPS = 3  # that are not timed: the first compiles, the next records a CUDA graph
 TIMED_SHARE = 0.05  # of the budget
 MIN_SECONDS, MAX_SECONDS = 1.0, 20.0
-MIN_STEPS = 10  # that a budget must be enough for
+MIN_BUDGET_STEPS = 10  # that a budget must be enough for
 FIRST_STEP = 3  # times a later step that the first may take, which allocates
 
 
@@ -29,7 +29,7 @@ def seconds_per_step(work: Workload, budget: float) -> float:
         step = work.make_step(Path(folder), device, bfloat16=half)
         eager = device.type == "cpu" and work.compile_plan.mode == "no"
         settled = 0 if eager else WARMUP_STEPS
-        slow = budget / (MIN_STEPS - 0.5)
+        slow = budget / (MIN_BUDGET_STEPS - 0.5)
         batches = work.micro_batches(0, pinned=device.type == "cuda")
         for number in itertools.count():
             began = time.perf_counter()

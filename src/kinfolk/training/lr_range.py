@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kinfolk.errors import UserError
 
-MIN_STEPS = 10
+MIN_RANGE_STEPS = 10
 SMOOTHING = 0.8  # weight of the losses before in the running mean
 STOP_FACTOR = 4.0  # times the lowest loss, at which the test stops
 SLOPE_FRACTION = 0.1  # of the steps: the losses that a slope is fitted to
@@ -15,8 +15,8 @@ def check_range(steps: int, lowest: float, highest: float) -> None:
     """Refuse a range that is empty, and steps that are too few for it."""
     if not 0 < lowest < highest < math.inf:
         raise UserError(f"--from {lowest:g} must be above 0 and below --to {highest:g}")
-    if steps < MIN_STEPS:
-        raise UserError(f"--steps must be at least {MIN_STEPS} (got {steps})")
+    if steps < MIN_RANGE_STEPS:
+        raise UserError(f"--steps must be at least {MIN_RANGE_STEPS} (got {steps})")
 
 
 def exponential_rates(steps: int, lowest: float, highest: float) -> list[float]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import (
+    NORMS,
     FusedLinear,
     LanguageModel,
     LayerStack,
@@ -76,9 +77,6 @@ def _stacks(model: nn.Module) -> list[_Stack]:
 
 def _within(name: str, path: str) -> bool:
     return not path or name.startswith(f"{path}.")
-
-
-NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 def build_optimizer(

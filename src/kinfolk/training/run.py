@@ -480,25 +480,7 @@ class Run:
         train, shard = self.work.train, self.work.shard
         if shard is not None:
             shard.check_step(step)
-        state = {
-            "step": step,
-            "optimizer": self.train_step.state_dict(),
-            "best": None if self.best is None else list(self.best),
-            "is_best": is_best,
-            "evals_since_best": self.evals_since_best,
-            "fingerprints": [fingerprint for _, fingerprint in self.work.fingerprints],
-            "finished": step == train.steps or self.should_stop(),
-            # Those before the batch of this step: others were found by a later step, before a kill.
-            "dropped": {
-                number: self.dropped[number]
-                for number in sorted(self.dropped)
-                if number < batch_number(step - 1, self.dropped)
-            },
-        }
-        if self.time is not None:
-            state["decision"] = self.time.in_force(step)
-        if self.work.memory is not None:
-            state["memory"] = self.processes.gather_memory(self.work.memory)
+        state = self._state(step, is_best=is_best)
         if shard is not None:
             self.work.whole = shard.gather_weights()
         self.saved_step, self.initial = step, None
@@ -514,12 +496,35 @@ class Run:
                 return
             self.log.sync()
             keep = train.keep_checkpoints
-            saved = checkpoint.save(self.folder, step, write, keep=keep, best=is_best)
+            saved = checkpoint.save_checkpoint(self.folder, step, write, keep=keep, best=is_best)
         for callback in self.callbacks:
             callback.on_save(saved)
         whole = self.shards is None and shard is None  # process 0 has all of the model
         if whole and (train.saves(step) or evaluation is not None):  # an interrupted run ends soon
             self._write_samples(step)
+
+    def _state(self, step: int, *, is_best: bool) -> dict[str, Any]:
+        """Return the state that a resume needs, beside the weights."""
+        state = {
+            "step": step,
+            "optimizer": self.train_step.state_dict(),
+            "best": None if self.best is None else list(self.best),
+            "is_best": is_best,
+            "evals_since_best": self.evals_since_best,
+            "fingerprints": [fingerprint for _, fingerprint in self.work.fingerprints],
+            "finished": step == self.work.train.steps or self.should_stop(),
+            # Those before the batch of this step: others were found by a later step, before a kill.
+            "dropped": {
+                number: self.dropped[number]
+                for number in sorted(self.dropped)
+                if number < batch_number(step - 1, self.dropped)
+            },
+        }
+        if self.time is not None:
+            state["decision"] = self.time.in_force(step)
+        if self.work.memory is not None:
+            state["memory"] = self.processes.gather_memory(self.work.memory)
+        return state
 
     @torch.no_grad()
     def _write_samples(self, step: int) -> None:

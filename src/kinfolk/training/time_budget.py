@@ -156,7 +156,7 @@ def read_decisions(path: Path) -> list[Decision]:
         raise damaged(path, "it is not text") from None
     decisions: list[Decision] = []
     for number, line in enumerate(lines, 1):
-        decision = parsed(line)
+        decision = parsed_decision(line)
         after = decisions[-1].step if decisions else -1
         if decision is None or decision.step <= after or (decision.step and not decisions):
             raise damaged(path, f"line {number} is not a decision that follows those before")
@@ -166,7 +166,7 @@ def read_decisions(path: Path) -> list[Decision]:
     return decisions
 
 
-def parsed(line: str) -> Decision | None:
+def parsed_decision(line: str) -> Decision | None:
     """Return the decision of a line, None where it is none."""
     try:
         values: Any = json.loads(line)

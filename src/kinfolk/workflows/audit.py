@@ -2,7 +2,7 @@
 
 from kinfolk.data.audit import Audit, DuplicateExample, FileAudit
 from kinfolk.data.files import skipped_summary
-from kinfolk.reports.audit_page import AuditPage, Card, FileRow
+from kinfolk.reports.audit_page import AuditPage, FigureCard, FileRow
 from kinfolk.reports.charts import compact_number
 from kinfolk.reports.page import percent, plural
 
@@ -82,23 +82,23 @@ def audit_page(audit: Audit) -> AuditPage:
         lead=f"{plural(len(audit.files), 'file')}{cut}. The median document has "
         f"{audit.median:,} characters.",
         cards=[
-            Card(
+            FigureCard(
                 "Duplicates",
                 percent(audit.exact_duplicates + (near or 0), audit.documents),
                 f"{audit.exact_duplicates:,} exact" + ("" if near is None else f", {near:,} near"),
             ),
-            Card(
+            FigureCard(
                 "Repeated lines",
                 percent(audit.repeated_lines, audit.lines),
                 f"{audit.repeated_lines:,} of {audit.lines:,} occurred before",
             ),
-            Card(
+            FigureCard(
                 "Invalid UTF-8",
                 compact_number(audit.errors),
                 f"{audit.control_characters:,} control, {audit.replacement_characters:,} "
                 "replacement characters",
             ),
-            Card(
+            FigureCard(
                 "Blank lines",
                 percent(audit.blank, audit.file_lines),
                 f"{plural(audit.empty, 'empty document')}, "

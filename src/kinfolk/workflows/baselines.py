@@ -18,10 +18,11 @@ from kinfolk.data.ngram_counts import NGramCounter, TokenBlock
 from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.families.ngram import NGram, NGramConfig
 from kinfolk.hub.weights import write_safetensors
-from kinfolk.metrics.baselines import Ids, Reals, Unigram, entropy
+from kinfolk.metrics.baselines import Ids, Unigram, entropy
 from kinfolk.metrics.kneser_ney import OrderEstimate, estimate
 from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.text import Tokenizer
+from kinfolk.types import FloatArray
 from kinfolk.workflows.load import load
 
 MAX_NGRAM_TOKENS = 20_000_000  # tokens that the 3-gram model of a report is counted on: a minute
@@ -103,7 +104,9 @@ def fit_ngram(texts: Sequence[tuple[CountableText, float]], order: int = 3) -> N
     return _fit(blocks, c, *end_ids(texts[0][0]))
 
 
-def document_nll(model: NGram, documents: Iterable[Ids], bos: int, eos: int) -> Iterator[Reals]:
+def document_nll(
+    model: NGram, documents: Iterable[Ids], bos: int, eos: int
+) -> Iterator[FloatArray]:
     """Yield the negative log-likelihood of each token of each document and of its `eos`."""
     group, tokens = list[Ids](), 0
     for ids in documents:
@@ -117,7 +120,7 @@ def document_nll(model: NGram, documents: Iterable[Ids], bos: int, eos: int) -> 
 
 
 @torch.no_grad()
-def _group_nll(model: NGram, documents: Sequence[Ids], bos: int, eos: int) -> list[Reals]:
+def _group_nll(model: NGram, documents: Sequence[Ids], bos: int, eos: int) -> list[FloatArray]:
     start, end = np.array([bos]), np.array([eos])
     parts = [part for ids in documents for part in (start, ids, end)]
     sizes = np.array([len(ids) + 1 for ids in documents])
@@ -158,7 +161,7 @@ def document_scores(model: NGram | Unigram, text: CountableText) -> list[tuple[f
     return list(zip(nats, sizes.tolist(), strict=True))
 
 
-def document_bytes(documents: Sequence[Ids], tokenizer: Tokenizer, total: int) -> Reals:
+def document_bytes(documents: Sequence[Ids], tokenizer: Tokenizer, total: int) -> FloatArray:
     """Return the bytes of each document, `total` in all.
 
     A corpus has only the total on disk. Tokens of a tokenizer that loses nothing give the text

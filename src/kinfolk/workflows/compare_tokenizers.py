@@ -12,7 +12,7 @@ from kinfolk.text.tokenizer_stats import TokenizerStats, held_out, tokenizer_sta
 from kinfolk.text.train import KINDS, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 
-VOCAB_SIZE = 8192  # of --train KIND
+COMPARED_VOCAB_SIZE = 8192  # of --train KIND
 SAMPLE = 240  # characters of the sample
 MIN_SCRIPT_SHARE = 0.01  # of the words: scripts below it are not reported
 
@@ -26,7 +26,7 @@ class Comparison(TokenizersPage):
     held_out: bool  # the text was held out from the tokenizers trained here
 
 
-def compare(
+def compare_tokenizers(
     files: Sequence[Path],
     *,
     folders: Sequence[Path] = (),
@@ -119,10 +119,10 @@ def parse_spec(spec: str) -> tuple[str, int]:
     kind, _, size = spec.partition(":")
     if kind not in KINDS or not (size.isdecimal() or ":" not in spec):
         raise UserError(
-            f"--train must be KIND:SIZE, e.g. bpe:{VOCAB_SIZE}, with a kind of {', '.join(KINDS)} "
-            f"(got {spec})"
+            f"--train must be KIND:SIZE, e.g. bpe:{COMPARED_VOCAB_SIZE}, with a kind of "
+            f"{', '.join(KINDS)} (got {spec})"
         )
-    return kind, int(size or VOCAB_SIZE)
+    return kind, int(size or COMPARED_VOCAB_SIZE)
 
 
 def names(folders: Sequence[Path]) -> list[str]:

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from kinfolk.batch import Batch, Loss
-from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.corpus import Corpus
 from kinfolk.data.ngram_counts import NGramCounter, TokenBlock
 from kinfolk.errors import UserError
 from kinfolk.families.ngram import NGram, NGramConfig
 from kinfolk.objectives.objective import Objective
 from kinfolk.training.step import StepOutput
+from kinfolk.types import IntArray
 from kinfolk.workflows.baselines import count_model, document_nll, end_ids
 
 TRAINING_SAMPLE = 1 << 18  # first tokens of a corpus, whose documents the training loss is of

@@ -18,7 +18,6 @@ from kinfolk.data.documents import read_documents
 from kinfolk.data.encode import DocumentEncoder
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.metrics.baselines import Reals
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.bilm import BiLM
@@ -42,6 +41,7 @@ from kinfolk.tasks.dataset import RowSource
 from kinfolk.tasks.task import EvaluationResult
 from kinfolk.text import Tokenizer
 from kinfolk.training.workload import select_device
+from kinfolk.types import FloatArray
 from kinfolk.workflows.baselines import document_bytes
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load, restored
@@ -221,7 +221,7 @@ class TextEvaluation:
             nats, sizes = nats * (size / scored), self.bytes * scores.tokens / scored
         return list(zip(nats.tolist(), sizes.tolist(), strict=True))
 
-    def document_bytes(self) -> Reals:
+    def document_bytes(self) -> FloatArray:
         """Return the bytes of each document; of a pair, those of its target."""
         starts, texts = self.documents.starts.tolist(), []
         for start, end in pairwise(starts):

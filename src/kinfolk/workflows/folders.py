@@ -30,7 +30,7 @@ HUB_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*.model", "*.spm"),
     *("*tokenizer.json", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
 )
-RESUME = "choose another -o, or resume it with --resume"
+RESUME_ADVICE = "choose another -o, or resume it with --resume"
 
 
 def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:

@@ -32,7 +32,7 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.vectors import read_vectors, vectors_fingerprint
 from kinfolk.training.config import MAX_STEPS
 from kinfolk.training.distributed import Processes, load_whole_weights
-from kinfolk.training.first_estimate import MIN_STEPS, seconds_per_step
+from kinfolk.training.first_estimate import MIN_BUDGET_STEPS, seconds_per_step
 from kinfolk.training.log import RunSample
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import Run
@@ -49,7 +49,7 @@ from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokeni
 from kinfolk.workflows.report import recipe_baselines, write_report
 from kinfolk.workflows.run_samples import text_samples
 
-COUNTS = "counts"  # folder in a run that counts, until it is finished
+COUNTS_FOLDER = "counts"  # folder in a run that counts, until it is finished
 MAX_COUNTED_TOKENS = 3_000_000  # whose 3-grams are counted during a run: some seconds
 
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
@@ -130,11 +130,11 @@ def with_estimated_steps(
     timed = replace(train, steps=max(train.steps, train.warmup))
     each = seconds_per_step(PretrainWorkload(replace(recipe, train=timed)), seconds)
     steps = round(seconds / each)
-    if steps < MIN_STEPS:
-        least = float(f"{1.05 * MIN_STEPS * each / 60:.2g}")
+    if steps < MIN_BUDGET_STEPS:
+        least = float(f"{1.05 * MIN_BUDGET_STEPS * each / 60:.2g}")
         raise UserError(
             f"{minutes} is enough for {plural(steps, 'step')} of {recipe.name}, and a schedule "
-            f"needs {MIN_STEPS}: use train.minutes={least:g} or more"
+            f"needs {MIN_BUDGET_STEPS}: use train.minutes={least:g} or more"
         )
     warmup = train.warmup if train.warmup <= steps else max(1, steps // 10)
     for callback in callbacks:
@@ -375,7 +375,7 @@ class CountingWorkload(PretrainWorkload):
             objective=self.recipe.objective,
             corpora=self.corpora,
             source=[fingerprint for _, fingerprint in self.fingerprints],
-            folder=folder / COUNTS,
+            folder=folder / COUNTS_FOLDER,
             model=lambda: self.model,
             on_model=set_model,
         )
@@ -402,7 +402,7 @@ class CountingWorkload(PretrainWorkload):
         """Write report.html; a finished run needs its counts no longer."""
         super().write_report(folder, finished=finished)
         if finished:
-            shutil.rmtree(folder / COUNTS, ignore_errors=True)
+            shutil.rmtree(folder / COUNTS_FOLDER, ignore_errors=True)
 
 
 def process_grid(recipe: Recipe) -> Processes:

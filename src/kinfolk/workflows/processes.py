@@ -1,4 +1,4 @@
-"""The environment of processes that a workflow starts."""
+"""Processes that a workflow starts: their environment, and how much of an error is shown."""
 
 import os
 import sys
@@ -9,6 +9,8 @@ from kinfolk.extensions import VARIABLE, named_modules
 from kinfolk.families import registered_families
 from kinfolk.tasks.formats.base import all_formats
 from kinfolk.tasks.task import kinds
+
+ERROR_LINES = 3  # of a process that failed, which are shown
 
 
 def child_environment(**variables: str) -> dict[str, str]:

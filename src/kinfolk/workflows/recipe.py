@@ -388,11 +388,11 @@ def check_recipe(recipe: Recipe) -> Recipe:
     with torch.device("meta"):
         network = recipe.model.build()
     check_memory(recipe, sum(p.numel() for p in network.parameters()))
-    check_vectors(recipe, network)
+    check_word_vectors(recipe, network)
     return recipe
 
 
-def check_vectors(recipe: Recipe, network: "LanguageModel") -> None:
+def check_word_vectors(recipe: Recipe, network: "LanguageModel") -> None:
     """Refuse word vectors that are not as wide as the token embeddings of the network."""
     if not recipe.vectors:
         return

@@ -13,8 +13,8 @@ from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
 from kinfolk.reports.page import write
-from kinfolk.reports.run_page import Baseline, LossPanel, Report, SampleTimeline, render
-from kinfolk.tasks.baselines import TITLES
+from kinfolk.reports.run_page import LossPanel, ReferenceScore, Report, SampleTimeline, render
+from kinfolk.tasks.baselines import BASELINE_TITLES
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
@@ -223,7 +223,7 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
         ],
         panels=loss_panels(run, recipe.name, "dev", alternating=recipe.unlabelled is not None),
         metrics=[Series(metric_title(n), steps, [e[n] for e in evaluations]) for n in names],
-        result_columns=["best checkpoint", *(TITLES[name] for name in baselines)],
+        result_columns=["best checkpoint", *(BASELINE_TITLES[name] for name in baselines)],
         results=[
             (
                 metric_title(name),
@@ -267,7 +267,7 @@ def alarm_messages(run: Path) -> list[str]:
     return [entry["message"] for entry in alarms(run)]
 
 
-def passed_baselines(run: Path, baselines: Sequence[Baseline]) -> list[str]:
+def passed_baselines(run: Path, baselines: Sequence[ReferenceScore]) -> list[str]:
     """Return when the held-out loss fell below each baseline, where it did."""
     evaluated = [e for e in read(run) if e.get("eval_loss") is not None]
     held_out = [(e["step"], token_loss(e, "eval_loss")) for e in evaluated]
@@ -368,13 +368,13 @@ def best_metrics(run: Path) -> dict[str, Any]:
     return {n: v for n, v in lines[0].items() if n not in STEP_LOG_KEYS} if lines else {}
 
 
-def baseline_rows(baselines: Baselines) -> list[Baseline]:
+def baseline_rows(baselines: Baselines) -> list[ReferenceScore]:
     """Return the baselines as the page shows them."""
     if baselines.trigram is None:
-        return [Baseline("unigram entropy", baselines.unigram)]
+        return [ReferenceScore("unigram entropy", baselines.unigram)]
     trigram = baselines.trigram
     per_byte = baselines.unigram * trigram.tokens / trigram.bytes / math.log(2)
     return [
-        Baseline("unigram entropy", baselines.unigram, per_byte, is_unigram=True),
-        Baseline("3-gram, Kneser-Ney", trigram.loss, trigram.bits_per_byte),
+        ReferenceScore("unigram entropy", baselines.unigram, per_byte, is_unigram=True),
+        ReferenceScore("3-gram, Kneser-Ney", trigram.loss, trigram.bits_per_byte),
     ]

@@ -8,11 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import DEFAULT_TEXT_FIELD, get_text, read_jsonl
-from kinfolk.data.files import JSON, content_suffix, decode_utf8, normalize_newlines, open_input
+from kinfolk.data.files import (
+    JSON_SUFFIXES,
+    content_suffix,
+    decode_utf8,
+    normalize_newlines,
+    open_input,
+)
 from kinfolk.errors import UserError
 from kinfolk.metrics.diversity import DiversityScores, diversity_scores, perplexity
+from kinfolk.types import IntArray
 from kinfolk.workflows.baselines import document_nll, end_ids, ngram_of_corpus
 from kinfolk.workflows.recipe import CorpusShare
 
@@ -89,7 +96,7 @@ def read_samples(path: Path) -> list[str]:
         raise UserError(f"no such file: {path}")
     with open_input(path) as source:
         text = "".join(normalize_newlines(decode_utf8(source)))
-    if content_suffix(path) in JSON:
+    if content_suffix(path) in JSON_SUFFIXES:
         samples = list(_sample_texts(path, text))
     else:
         blocks = BLANK_LINES.split(text.strip())

@@ -43,19 +43,18 @@ from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import model_or_family
 from kinfolk.workflows.prefix_tuning.recipe import PrefixRecipe
 from kinfolk.workflows.pretrain import resume
-from kinfolk.workflows.processes import child_environment
+from kinfolk.workflows.processes import ERROR_LINES, child_environment
 from kinfolk.workflows.recipe import CorpusSource, Recipe, finalize, recipe
 
 STEPS = 24
-MIN_STEPS = 4  # for a checkpoint, a step after it to be killed at, and one more
+MIN_PROOF_STEPS = 4  # for a checkpoint, a step after it to be killed at, and one more
 DOCUMENTS = 100  # of the text that every machine has
-VOCAB_SIZE = 512
+PROOF_VOCAB_SIZE = 512
 LABELLED_LINES = 64  # of the labelled rows that a family without a pretraining objective learns
 UNLABELLED_LINES = 256
 MIN_LINE_WORDS = 4
-HOLDOUT = 0.1
+PROOF_HOLDOUT = 0.1
 KILLED, WHOLE = "killed", "whole"  # folders of the two runs
-ERROR_LINES = 3  # of a process that failed
 IMPORTED = ("torch.utils.tensorboard", "torch._dynamo")  # once, and not by each child process
 NO_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 CUDA_NOTE = (
@@ -66,7 +65,7 @@ CUDA_NOTE = (
 
 
 @dataclass(frozen=True)
-class Part:
+class ComparedPart:
     """A part of both runs: its digests, and the first difference where there is one."""
 
     name: str  # one of PARTS
@@ -88,7 +87,7 @@ class ResumeProof:
     killed_at: int
     resumed_from: int  # step of the newest checkpoint; 0 where there was none
     losses: tuple[float, float]  # the last ones: left alone, resumed
-    parts: tuple[Part, ...]
+    parts: tuple[ComparedPart, ...]
     notes: tuple[str, ...] = ()  # what it does not promise
 
     @property
@@ -184,10 +183,12 @@ def write_demo_corpus(folder: Path, *, pairs: bool) -> Path:
     blocks = [re.sub(r"\n\s*\n", "\n", document) for document in documents]
     text.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
     tokenizer = train_tokenizer(
-        (document.text for document in read_documents([text])), kind="bpe", vocab_size=VOCAB_SIZE
+        (document.text for document in read_documents([text])),
+        kind="bpe",
+        vocab_size=PROOF_VOCAB_SIZE,
     )
     if not pairs:
-        prepare([text], tokenizer=tokenizer, out=out, holdout=HOLDOUT)
+        prepare([text], tokenizer=tokenizer, out=out, holdout=PROOF_HOLDOUT)
         return out
     table = folder / "pairs.tsv"
     couples = (itertools.pairwise(block.splitlines()) for block in blocks)
@@ -257,7 +258,7 @@ def kill_step(steps: int, interval: int, *, counting: bool = False) -> tuple[int
             return save_every, min(between, key=lambda step: abs(step - steps / 2))
     if counting and steps > 1:  # two or three orders: killed before the first checkpoint
         return steps, 1
-    least = 2 if counting else max(MIN_STEPS, interval + 1)
+    least = 2 if counting else max(MIN_PROOF_STEPS, interval + 1)
     raise UserError(f"--steps must be at least {least}, to be killed between two (got {steps})")
 
 
@@ -327,7 +328,7 @@ def make_proof(
     found, sizes = differences(whole, killed), counts(whole)
     whole_digests, digests_after = digests(whole), digests(killed)
     parts = [
-        Part(part, sizes[part], whole_digests[part], digests_after[part], found.get(part))
+        ComparedPart(part, sizes[part], whole_digests[part], digests_after[part], found.get(part))
         for part in PARTS
     ]
     notes: list[str] = []

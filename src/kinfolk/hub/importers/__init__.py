@@ -54,10 +54,10 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return config.json and the tensors of a checkpoint of another program."""
     if file.suffix == tensorflow.SUFFIX:
         with conversion_errors(file):
-            config, tensors = tensorflow.read(file)
+            config, tensors = tensorflow.read_tensorflow(file)
         return config, floating_point(tensors, file)
     if file.suffix == hdf5.SUFFIX:
-        options, tensors = hdf5.read(file)
+        options, tensors = hdf5.read_hdf5(file)
         with conversion_errors(file):
             config, tensors = hdf5.convert(options, tensors)
         return config, floating_point(tensors, file, integers=True)

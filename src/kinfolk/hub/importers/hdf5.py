@@ -21,7 +21,7 @@ CELL = "RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{name}"
 SUPPORTED = {"lstm": {"use_skip_connections": True}}
 
 
-def read(file: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+def read_hdf5(file: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     """Return the options beside a file of weights, and its tensors."""
     options = _read_options(file)
     try:

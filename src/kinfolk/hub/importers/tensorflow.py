@@ -16,7 +16,7 @@ SUFFIX = ".index"  # of a checkpoint: bert_model.ckpt.index, model.ckpt-1000000.
 OPTIMIZER = re.compile(r".*(adam_[mv]|_slot_\w+|global_step|Momentum)|(beta\d_power|lamb).*")
 
 
-def read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_tensorflow(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return config.json and the tensors as transformers has them."""
     try:
         tensorflow = import_module("tensorflow")

@@ -21,12 +21,12 @@ from kinfolk.tasks.formats.base import (
     write_lines,
 )
 from kinfolk.tasks.formats.detect import find_columns
-from kinfolk.tasks.formats.labelled_file import LabelledFile, as_text, as_text_list, first_key
+from kinfolk.tasks.formats.labelled_file import LabelledFile, as_text_list, field_text, first_key
 from kinfolk.tasks.rows import CompletionRow, SourceTarget
 
 PROMPT_KEYS = ("prompt", "context", "input")
 TARGET_KEYS = ("label", "target", "answer", "completion", "last_word")
-OPTION_KEYS = ("options", "candidates")
+CANDIDATE_KEYS = ("options", "candidates")
 CBT_BLANK = "XXXXX"
 CBT_LINES = 64  # in which the first question of the Children's Book Test ends
 
@@ -95,22 +95,22 @@ def _read_json(file: LabelledFile) -> Iterator[CompletionRow]:
     for number, record in file.records():
         where = f"line {number:,} of {file}"
         prompt, target, candidates = (
-            first_key(record, names) for names in (PROMPT_KEYS, TARGET_KEYS, OPTION_KEYS)
+            first_key(record, names) for names in (PROMPT_KEYS, TARGET_KEYS, CANDIDATE_KEYS)
         )
         if prompt is None:
             text = first_key(record, ("text",))
             if text is None:
                 raise UserError(f"{where} has no context: add a field prompt, context or text")
-            context, _, word = as_text(record[text], text, where).strip().rpartition(" ")
+            context, _, word = field_text(record[text], text, where).strip().rpartition(" ")
             yield CompletionRow(context, word, None, number)
             continue
-        answer = None if target is None else as_text(record[target], target, where)
+        answer = None if target is None else field_text(record[target], target, where)
         options = (
             None if candidates is None else as_text_list(record[candidates], candidates, where)
         )
         if answer is not None and options is not None and answer not in options:
             raise UserError(f"{where}: the answer {answer!r} is not among its {candidates}")
-        yield CompletionRow(as_text(record[prompt], prompt, where), answer, options, number)
+        yield CompletionRow(field_text(record[prompt], prompt, where), answer, options, number)
 
 
 def _read_lines(file: LabelledFile, report: ReadReport) -> Iterator[CompletionRow]:

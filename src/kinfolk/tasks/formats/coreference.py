@@ -22,7 +22,7 @@ from kinfolk.tasks.formats.base import (
 )
 from kinfolk.tasks.formats.labelled_file import LabelledFile, as_text_list, preview
 from kinfolk.tasks.formats.table import format_row
-from kinfolk.tasks.rows import CorefDocument, Span
+from kinfolk.tasks.rows import CorefDocument, WordRange
 from kinfolk.tasks.task import Prediction
 from kinfolk.text import segment
 
@@ -158,7 +158,7 @@ def write_conll2012(predictions: Predictions) -> Iterator[str]:
         word += 1
 
 
-def coref_column(clusters: Sequence[Sequence[Span]], size: int) -> list[list[str]]:
+def coref_column(clusters: Sequence[Sequence[WordRange]], size: int) -> list[list[str]]:
     """Return the marks of each word: `(0` opens a mention of cluster 0, `0)` closes it."""
     marks: list[list[str]] = [[] for _ in range(size)]
     for number, cluster in enumerate(clusters):
@@ -203,10 +203,10 @@ def _document(
     return CorefDocument(id, words, _clusters(marks, id, file), number, None, speakers)
 
 
-def _clusters(marks: list[str], id: str, file: LabelledFile) -> tuple[tuple[Span, ...], ...]:
+def _clusters(marks: list[str], id: str, file: LabelledFile) -> tuple[tuple[WordRange, ...], ...]:
     """Parse the brackets of a document; the one opened last is closed first."""
     opened: dict[str, list[int]] = {}
-    clusters: dict[str, list[Span]] = {}
+    clusters: dict[str, list[WordRange]] = {}
     for index, mark in enumerate(marks):
         for part in mark.split("|") if mark not in ("-", "_", "*") else ():
             match = COREF_MARK.fullmatch(part)
@@ -227,7 +227,7 @@ def _clusters(marks: list[str], id: str, file: LabelledFile) -> tuple[tuple[Span
     return tuple(tuple(sorted(spans)) for spans in clusters.values())
 
 
-def _spans(spans: Any, size: int, where: str) -> tuple[Span, ...]:
+def _spans(spans: Any, size: int, where: str) -> tuple[WordRange, ...]:
     """Return spans of [first, last] as spans that end after their last word."""
     for span in spans if isinstance(spans, list) else [spans]:
         is_pair = isinstance(span, list) and len(span) == 2 and all(type(n) is int for n in span)
@@ -239,7 +239,7 @@ def _spans(spans: Any, size: int, where: str) -> tuple[Span, ...]:
     return tuple((first, last + 1) for first, last in spans)
 
 
-def _char_span(text: str, mention: str, offset: str, where: str) -> Span:
+def _char_span(text: str, mention: str, offset: str, where: str) -> WordRange:
     start = int(offset) if offset.isdecimal() else -1
     if start < 0 or not text.startswith(mention, start) or not mention:
         raise UserError(f"{where} has no {mention!r} at character {offset}: correct the offset")

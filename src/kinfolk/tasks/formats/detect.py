@@ -119,11 +119,11 @@ def begins_with_labels(file: LabelledFile) -> bool:
 
 def first_spec(file: LabelledFile) -> FileSpec | None:
     """Return the spec of the first format that recognises a file."""
-    check_not_empty(file)
+    check_has_records(file)
     return next((spec for format in all_formats() if (spec := format.detect(file))), None)
 
 
-def check_not_empty(file: LabelledFile) -> None:
+def check_has_records(file: LabelledFile) -> None:
     """Refuse a file without lines or records."""
     blank = not any(line.strip() for line in file.sample_lines)
     if blank or (file.is_json and not file.sample_records):
@@ -132,7 +132,7 @@ def check_not_empty(file: LabelledFile) -> None:
 
 def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> FileSpec:
     """Return how a file is read whose columns are given."""
-    check_not_empty(file)
+    check_has_records(file)
     if task == "tag" and len(columns.texts) > 1:
         raise UserError(
             f"{file.option('columns', str(columns))}: a tagger reads one column of words; use the "

@@ -9,11 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kinfolk.data.documents import Row as TableRow
-from kinfolk.data.documents import missing_name_error, read_csv_rows, read_tsv_rows
+from kinfolk.data.documents import TableLine, missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.data.files import (
     DELIMITED_SUFFIXES,
-    JSON,
+    JSON_SUFFIXES,
     InputFile,
     content_suffix,
     decoded_lines,
@@ -41,7 +40,7 @@ class LabelledFile:
         if data is not None:
             self.data = data
         self.suffix = content_suffix(self.path)
-        self.is_json = self.suffix in JSON
+        self.is_json = self.suffix in JSON_SUFFIXES
         self.is_delimited = self.suffix in DELIMITED_SUFFIXES
 
     def __str__(self) -> str:
@@ -80,7 +79,7 @@ class LabelledFile:
         with self.open() as source:
             yield from enumerate(decoded_lines(source), 1)
 
-    def cells(self) -> Iterator[TableRow]:
+    def cells(self) -> Iterator[TableLine]:
         """Stream the numbered rows of a table; quotes have a meaning in CSV only."""
         with self.open() as source:
             yield from read_csv_rows(source) if self.suffix == ".csv" else read_tsv_rows(source)
@@ -167,7 +166,7 @@ def get_field(record: Any, name: str, where: str) -> Any:
     return value
 
 
-def as_text(value: Any, name: str, where: str) -> str:
+def field_text(value: Any, name: str, where: str) -> str:
     """Return the text of a field; a list of texts is joined with spaces."""
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return unix_newlines(" ".join(value))

@@ -27,7 +27,7 @@ from kinfolk.tasks.formats.label_lines import (
 from kinfolk.tasks.formats.labelled_file import LabelledFile, preview
 from kinfolk.text.segment import HAN, SENTENCE_END_CHARS
 
-UNSPACED = re.compile(f"[\u3041-\u30ff{HAN}]")
+UNSPACED_CHAR = re.compile(f"[\u3041-\u30ff{HAN}]")
 MEAN_WORD_CHARS = 4  # of Chinese and Japanese words in a file; longer lines are sentences
 HAS_COLUMNS = ("table", "columns", "digits")
 
@@ -42,7 +42,7 @@ def match_format(
     if trained.task == "lm":
         return trained
     file.check_commas()
-    if not labelled and is_plain_text(file, trained, labels):
+    if not labelled and is_unlabelled_text(file, trained, labels):
         return text_lines_spec(trained.task)
     if has_new_header(file, trained):
         return _detected_or(file, replace(trained, header=True), labelled=labelled)
@@ -82,7 +82,7 @@ def is_text_lines(file: LabelledFile, task: str) -> bool:
     return not file.is_json_lines and not any("\t" in line for line in file.sample_lines)
 
 
-def is_plain_text(file: LabelledFile, trained: FileSpec, labels: Sequence[str]) -> bool:
+def is_unlabelled_text(file: LabelledFile, trained: FileSpec, labels: Sequence[str]) -> bool:
     """Return whether a file is lines of text alone, which the training file was not."""
     if not is_text_lines(file, trained.task):
         return False
@@ -165,7 +165,7 @@ def _are_words_in_columns(file: LabelledFile, lines: Sequence[str], labels: Sequ
 
 def _are_unspaced_sentences(lines: Sequence[str]) -> bool:
     """Return whether lines without spaces are sentences of Chinese or Japanese, not words."""
-    texts = [line.strip() for line in lines if UNSPACED.search(line)]
+    texts = [line.strip() for line in lines if UNSPACED_CHAR.search(line)]
     if not texts:
         return False
     ends = any(len(text) > 1 and text[-1] in SENTENCE_END_CHARS for text in texts)

@@ -23,8 +23,8 @@ from kinfolk.tasks.formats.base import (
 )
 from kinfolk.tasks.formats.labelled_file import (
     LabelledFile,
-    as_text,
     as_text_list,
+    field_text,
     first_key,
     preview,
 )
@@ -39,7 +39,7 @@ NUMBERED_OPTION_PREFIXES = ("ending", "choice", "option", "sentence_quiz",
                             "RandomFifthSentenceQuiz", "answer", "solution", "sol")  # fmt: skip
 LABEL_KEYS = ("label", "answer_right_ending", "AnswerRightEnding", "answerKey", "answer", "gold",
           "correct")  # fmt: skip
-BLANK = re.compile(r"#idiom#|(?<!\S)_(?!\w)")  # filled by an option (ChID, WinoGrande)
+OPTION_BLANK = re.compile(r"#idiom#|(?<!\S)_(?!\w)")  # filled by an option (ChID, WinoGrande)
 COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}
 OPTION_LETTERS = tuple(string.ascii_uppercase)
 
@@ -120,7 +120,7 @@ def _row(row: dict[str, Any], number: int, where: str) -> MultipleChoiceRow:
         raise UserError(f"{where} has {len(options)} option: multiple choice needs at least two")
     context, question = _context(row, where), _question(row, where)
     label = _label(row, options, letters, numbered, where)
-    parts = BLANK.split(context)
+    parts = OPTION_BLANK.split(context)
     if len(parts) == 2 and not question:
         context, options = parts[0], tuple(option + parts[1] for option in options)
     return MultipleChoiceRow(context, options, label, number, question)
@@ -137,7 +137,7 @@ def _options(row: dict[str, Any], where: str) -> tuple[tuple[str, ...], Sequence
     for prefix in NUMBERED_OPTION_PREFIXES:
         names = _numbered_fields(row, prefix)
         if len(names) > 1:
-            return tuple(as_text(row[n], n, where) for n in names), OPTION_LETTERS, True
+            return tuple(field_text(row[n], n, where) for n in names), OPTION_LETTERS, True
     return None
 
 
@@ -151,14 +151,14 @@ def _numbered_fields(row: dict[str, Any], prefix: str) -> list[str]:
 def _context(row: dict[str, Any], where: str) -> str:
     for prefix in CONTEXT_PART_PREFIXES:
         if names := _numbered_fields(row, prefix):
-            return " ".join(as_text(row[name], name, where) for name in names)
+            return " ".join(field_text(row[name], name, where) for name in names)
     name = first_key(row, CONTEXT_KEYS)
-    return "" if name is None else as_text(row[name], name, where)
+    return "" if name is None else field_text(row[name], name, where)
 
 
 def _question(row: dict[str, Any], where: str) -> str:
     name = first_key(row, QUESTION_KEYS)
-    question = "" if name is None else as_text(row[name], name, where)
+    question = "" if name is None else field_text(row[name], name, where)
     return COPA_QUESTIONS.get(question, question)
 
 

@@ -24,7 +24,7 @@ from kinfolk.tasks.formats.labelled_file import LabelledFile, preview
 from kinfolk.tasks.rows import QuestionRow
 
 TYDI_KEYS, TYDI_ANSWERS = ("document_plaintext", "question_text"), "annotations"
-QUESTION_KEYS = (("context", "question"), TYDI_KEYS)
+CONTEXT_QUESTION_KEYS = (("context", "question"), TYDI_KEYS)
 NOT_FOUND = -1  # start of an answer that the context does not contain
 
 
@@ -78,7 +78,7 @@ def is_squad(value: Any) -> bool:
 
 def is_question(value: Any) -> bool:
     """Return whether a JSON value is one question about a context."""
-    return isinstance(value, dict) and any({*names} <= {*value} for names in QUESTION_KEYS)
+    return isinstance(value, dict) and any({*names} <= {*value} for names in CONTEXT_QUESTION_KEYS)
 
 
 def _has_answers(record: dict[str, Any]) -> bool:
@@ -93,7 +93,7 @@ def _questions(file: LabelledFile) -> Iterator[tuple[int, str, str, dict[str, An
     for record_number, value in file.records():
         if is_question(value):
             where = f"line {record_number:,} of {file}"
-            context, question = next(keys for keys in QUESTION_KEYS if {*keys} <= {*value})
+            context, question = next(keys for keys in CONTEXT_QUESTION_KEYS if {*keys} <= {*value})
             record = {**value, "question": value[question]}
             yield record_number, where, _text(value, context, where), record
             continue

@@ -25,7 +25,7 @@ from kinfolk.tasks.formats.base import (
 from kinfolk.tasks.formats.detect import find_columns, table_spec
 from kinfolk.tasks.formats.labelled_file import (
     LabelledFile,
-    as_text,
+    field_text,
     get_field,
     preview,
     unix_newlines,
@@ -35,7 +35,7 @@ from kinfolk.tasks.rows import Article, LabelledText, SourceTarget
 ONE_SENTENCE = "texts of one sentence, of which none can be chosen, on lines"
 TREE = re.compile(r"\((\S+) .*\)")
 LEAF = re.compile(r"\(\S+ ([^()\s]+)\)")
-ROW_TYPES = {"write": SourceTarget, "extract": Article}  # of pairs, by their task
+PAIR_ROW_TYPES = {"write": SourceTarget, "extract": Article}  # of pairs, by their task
 PTB_BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 
 
@@ -57,7 +57,7 @@ def read_table(
     """Stream the labelled texts, or the pairs of source and target, of a table."""
     assert spec.columns is not None
     cells = _record_cells(file, spec.columns) if file.is_json else _cells(file, spec, report)
-    if spec.task not in ROW_TYPES:
+    if spec.task not in PAIR_ROW_TYPES:
         return _labelled_texts(file, spec, report, cells)
     return _pairs(file, spec, report, cells)
 
@@ -163,7 +163,7 @@ def _pairs(
     for number, texts, value in rows:
         where, column = f"line {number:,} of {file}", spec.columns.label
         values = filter(_has_value, value if isinstance(value, list) else [value])
-        references = (as_text(text, str(column), where).strip() for text in values)
+        references = (field_text(text, str(column), where).strip() for text in values)
         targets, source = [text for text in references if text], " ".join(texts).strip()
         if (column is not None and not targets) or not source:
             report.count("pairs with an empty side skipped, on lines", number)
@@ -176,7 +176,7 @@ def _pair(
 ) -> SourceTarget:
     """Return the row of a text and its references; articles of one sentence are counted."""
     first = targets[0] if targets else None
-    row = ROW_TYPES[spec.task](source, first, number, tuple(targets[1:]))
+    row = PAIR_ROW_TYPES[spec.task](source, first, number, tuple(targets[1:]))
     if isinstance(row, Article) and len(row.sentences) < 2:
         report.count(ONE_SENTENCE, number)
     return row
@@ -184,7 +184,7 @@ def _pair(
 
 def mark_wsc_spans(record: Any, where: str) -> str:
     """Mark the two spans of a Winograd example: `_span1_` and `[span2]`, as CLUE's baselines do."""
-    text = as_text(get_field(record, "text", where), "text", where)
+    text = field_text(get_field(record, "text", where), "text", where)
     spans = [
         (
             get_field(record, f"target.span{n}_index", where),
@@ -213,7 +213,7 @@ def _record_cells(file: LabelledFile, columns: Columns) -> Iterator[Cells]:
             texts = [mark_wsc_spans(record, where)]
         else:
             fields = [(str(name), get_field(record, str(name), where)) for name in columns.texts]
-            texts = [as_text(v, name, where) if _has_value(v) else "" for name, v in fields]
+            texts = [field_text(v, name, where) if _has_value(v) else "" for name, v in fields]
         label = None if columns.label is None else get_field(record, str(columns.label), where)
         yield number, texts, label
 
@@ -303,11 +303,11 @@ register(
     Format("trees", ("classify",), read_trees, write_lines, detect_trees),
     Format(
         "table",
-        ("classify", "regress", *ROW_TYPES),
+        ("classify", "regress", *PAIR_ROW_TYPES),
         read_table,
         write_table,
         detect_table,
         order=4,
     ),
-    Format("parallel", tuple(ROW_TYPES), read_parallel, write_targets),
+    Format("parallel", tuple(PAIR_ROW_TYPES), read_parallel, write_targets),
 )

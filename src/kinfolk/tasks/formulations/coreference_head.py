@@ -37,7 +37,7 @@ from kinfolk.tasks.formulations.sequences import (
     split_to_fit,
     words_example,
 )
-from kinfolk.tasks.rows import CorefDocument, Span
+from kinfolk.tasks.rows import CorefDocument, WordRange
 from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import TemplateName, Tokenizer
 
@@ -48,7 +48,7 @@ UNKNOWN_SPEAKERS = ("", "-")  # values of files without speaker names
 class DocumentSpans:
     """The candidate mentions of a document, from left to right."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[WordRange, ...]
     speakers: tuple[int, ...]  # of each, -1 where unknown
     predicted: bool  # mentions are not given
     max_mentions: int  # that are kept
@@ -205,7 +205,7 @@ class MentionRanking(Formulation):
         if not logits:
             return Prediction(())
         spans = instances[0].metadata.spans
-        cluster_of: dict[int, list[Span]] = {}
+        cluster_of: dict[int, list[WordRange]] = {}
         for index, antecedent in enumerate(logits[0][:, 0].astype(int)):
             if antecedent >= 0:
                 cluster = cluster_of.setdefault(antecedent, [spans[antecedent]])
@@ -215,14 +215,14 @@ class MentionRanking(Formulation):
         return Prediction(tuple(clusters.values()), probability=float(logits[0][:, 1].min()))
 
 
-def sentence_bounds(sentences: Sequence[Sequence[str]]) -> list[Span]:
+def sentence_bounds(sentences: Sequence[Sequence[str]]) -> list[WordRange]:
     """Return the first word of each sentence, and the one after its last."""
     return list(pairwise(accumulate(map(len, sentences), initial=0)))
 
 
 def split_document(
     sentences: Sequence[Sequence[str]], words: Sequence[Sequence[int]], room: int
-) -> list[Span]:
+) -> list[WordRange]:
     """Split the tokens of words into parts that fit, at sentence ends where possible."""
     bounds = [span for span in sentence_bounds(sentences) if span[0] < span[1]]
     parts = []
@@ -233,7 +233,9 @@ def split_document(
     return parts
 
 
-def cluster_ids(clusters: Sequence[Sequence[Span]] | None, spans: Sequence[Span]) -> list[int]:
+def cluster_ids(
+    clusters: Sequence[Sequence[WordRange]] | None, spans: Sequence[WordRange]
+) -> list[int]:
     """Return the number of the cluster of each span, from 1, 0 for none."""
     numbered = enumerate(clusters or (), 1)
     known = {span: number for number, cluster in numbered for span in cluster}

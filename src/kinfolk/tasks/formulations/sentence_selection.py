@@ -56,7 +56,7 @@ from kinfolk.tasks.task import Prediction
 from kinfolk.tasks.word_replacement import dictionary_fingerprint, read_dictionary, replace_article
 from kinfolk.text.tokenizer import SpecialTokens, TemplateName, Tokenizer
 
-SEARCH_SHARE = 0.2  # of the documents, from which the weights of label sets are learned
+LEARNED_WEIGHTS_SHARE = 0.2  # of the documents, from which the weights of label sets are learned
 RATE_ROWS = 1000  # from which the shares of chosen sentences are taken, where they are learned
 
 
@@ -334,7 +334,7 @@ class SentenceSelection(Formulation):
 
 def is_searched(row: Article) -> bool:
     """Return whether the weights of label sets learn from an article, not the extractor."""
-    return text_uniform(row.source) < SEARCH_SHARE
+    return text_uniform(row.source) < LEARNED_WEIGHTS_SHARE
 
 
 def label_rows(instances: Sequence[Instance]) -> tuple[list[Any], list[float]]:

@@ -326,7 +326,7 @@ CLAIMS = (
 )
 
 
-def claims(names: Sequence[str] = ()) -> list[Claim]:
+def select_claims(names: Sequence[str] = ()) -> list[Claim]:
     """Return claims by their names; all without names."""
     by_name = {claim.name: claim for claim in CLAIMS}
     for name in names:

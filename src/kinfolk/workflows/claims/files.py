@@ -13,12 +13,23 @@ from kinfolk.reports import claims_page
 from kinfolk.reports.page import write
 from kinfolk.version import __version__
 from kinfolk.workflows.claims.catalog import Scale
-from kinfolk.workflows.claims.scores import Effect
-from kinfolk.workflows.comparison.plan import write_json
+from kinfolk.workflows.claims.scores import ClaimEffect
+from kinfolk.workflows.comparison.plan import write_finite_json
 
-SCHEMA = 1
+CLAIMS_SCHEMA = 1
 SETTINGS_FILE = "claim.json"
-COLUMNS = ("claim", "part", "first", "second", "unit", "value", "low", "high", "seeds", "verdict")
+CLAIM_COLUMNS = (
+    "claim",
+    "part",
+    "first",
+    "second",
+    "unit",
+    "value",
+    "low",
+    "high",
+    "seeds",
+    "verdict",
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class ClaimResult:
     command: str
     verdict: str  # holds, reversed, undecided, or not run
     words: str
-    effects: tuple[Effect, ...] = ()
+    effects: tuple[ClaimEffect, ...] = ()
     races: tuple[str, ...] = ()  # folders, from that of all claims
     text: str = ""  # how much was read, in words
 
@@ -52,7 +63,7 @@ class ClaimsSettings:
     def write(self, claim: Path) -> None:
         """Write the settings into the folder of a claim."""
         paths = [str(path) for path in self.corpus]
-        write_json({**asdict(self), "corpus": paths}, claim / SETTINGS_FILE)
+        write_finite_json({**asdict(self), "corpus": paths}, claim / SETTINGS_FILE)
 
     @classmethod
     def read(cls, claim: Path) -> Self:
@@ -72,20 +83,20 @@ def write_claims(out: Path, settings: ClaimsSettings, results: Sequence[ClaimRes
     """Write claims.json, claims.csv and claims.html."""
     out.mkdir(parents=True, exist_ok=True)
     values = {
-        "schema": SCHEMA,
+        "schema": CLAIMS_SCHEMA,
         "kinfolk": __version__,
         "scale": asdict(settings.scale),
         "corpus": [str(path) for path in settings.corpus],
         "seeds": settings.seeds,
         "claims": [asdict(result) for result in results],
     }
-    write_json(values, out / "claims.json")
+    write_finite_json(values, out / "claims.json")
     with new_file(out / "claims.csv", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *csv_lines(results)])
+        csv.writer(file).writerows([CLAIM_COLUMNS, *claim_csv_lines(results)])
     write(claims_page.render(values), out / "claims.html")
 
 
-def csv_lines(results: Sequence[ClaimResult]) -> Iterator[tuple[Any, ...]]:
+def claim_csv_lines(results: Sequence[ClaimResult]) -> Iterator[tuple[Any, ...]]:
     """Yield a line for each effect; a claim that was not run has one line without numbers."""
     for result in results:
         if not result.effects:

@@ -11,7 +11,7 @@ import json
 import math
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,15 @@ from kinfolk.files import new_file
 from kinfolk.reports.page import plural
 from kinfolk.reports.race_tables import byte_count
 from kinfolk.training.workload import select_device
-from kinfolk.workflows.claims.catalog import NEEDS, Claim, Scale, TaskNeed, claims, scale_of
+from kinfolk.types import OnMessage
+from kinfolk.workflows.claims.catalog import NEEDS, Claim, Scale, TaskNeed, scale_of, select_claims
 from kinfolk.workflows.claims.files import (
     SETTINGS_FILE,
     ClaimResult,
     ClaimsSettings,
     write_claims,
 )
-from kinfolk.workflows.claims.scores import Effect, claim_effects
+from kinfolk.workflows.claims.scores import ClaimEffect, claim_effects
 from kinfolk.workflows.comparison.compare import (
     PLAN_FILE,
     RESULT_FILE,
@@ -49,8 +50,6 @@ from kinfolk.workflows.comparison.pool import RaceCallback
 from kinfolk.workflows.folders import check_in_folder
 
 SHARED_OPTIONS = ("length", "batch_size", "train_rows", "test_rows", "task_steps", "max_tokens")
-
-OnMessage = Callable[[str], None]
 
 
 def run_claims(
@@ -90,7 +89,7 @@ def run_claims(
     if out.is_file():
         raise UserError(f"{out} is a file: -o must name a folder")
     chosen, by_need = checked_claims(settings, names)
-    found = {claim.name: read_claim(claim, settings, out) for claim in claims()}
+    found = {claim.name: read_claim(claim, settings, out) for claim in select_claims()}
     results = []
     for claim in chosen:
         on_message(f"{claim.name}: {claim.sentence}")
@@ -109,7 +108,7 @@ def checked_claims(
     if settings.seeds < 2:
         raise UserError(f"--seeds {settings.seeds}: a verdict needs the spread of at least 2 seeds")
     select_device(settings.device)
-    chosen = claims(names)
+    chosen = select_claims(names)
     check_corpus(settings.corpus)
     by_need = tasks_by_need(settings)
     for claim in chosen if names else ():
@@ -211,7 +210,7 @@ def read_claim(claim: Claim, settings: ClaimsSettings, out: Path) -> ClaimResult
     Its command, tasks and device are those of its own call.
     """
     races = race_folders(claim, out)
-    if not all(is_complete(race) for race in races.values()):
+    if not all(is_race_complete(race) for race in races.values()):
         return None
     if not (out / claim.name / SETTINGS_FILE).is_file():
         return None  # stopped after its comparisons: the same call continues
@@ -303,13 +302,13 @@ def finish_race(
             raise UserError(
                 f"{race} was started with other settings: choose another folder, or remove it"
             )
-        if not is_complete(race):
+        if not is_race_complete(race):
             resume_race(race, jobs=jobs, callbacks=callbacks)
         return
     start_race(options, race, jobs=jobs, callbacks=callbacks)
 
 
-def is_complete(race: Path) -> bool:
+def is_race_complete(race: Path) -> bool:
     """Return whether all jobs of a comparison have a result."""
     path = race / RESULT_FILE
     return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8"))["complete"])
@@ -318,7 +317,7 @@ def is_complete(race: Path) -> bool:
 # Verdicts
 
 
-def joint_verdict(effects: Sequence[Effect]) -> str:
+def joint_verdict(effects: Sequence[ClaimEffect]) -> str:
     """Return the verdict of a claim: it holds if all its parts do, and not if one is reversed."""
     verdicts = {effect.verdict for effect in effects if not effect.secondary}
     if "reversed" in verdicts:
@@ -326,7 +325,7 @@ def joint_verdict(effects: Sequence[Effect]) -> str:
     return "holds" if verdicts == {"holds"} else "undecided"
 
 
-def verdict_words(verdict: str, effects: Sequence[Effect]) -> str:
+def verdict_words(verdict: str, effects: Sequence[ClaimEffect]) -> str:
     """Return the verdict of a claim in a sentence."""
     start = "undecided at this scale" if verdict == "undecided" else verdict
     return f"{start}: {'; '.join(effect.words for effect in effects if not effect.secondary)}"
@@ -335,7 +334,7 @@ def verdict_words(verdict: str, effects: Sequence[Effect]) -> str:
 def result_of(
     claim: Claim,
     settings: ClaimsSettings,
-    effects: Sequence[Effect],
+    effects: Sequence[ClaimEffect],
     verdict: str,
     words: str,
     races: Sequence[str] = (),
@@ -350,7 +349,7 @@ def result_of(
         source=claim.source,
         setting=claim.setting,
         budget=f"{scale.size}, {short_number(amount)} {unit} each, {settings.seeds} seeds",
-        command=command_line(claim, settings),
+        command=claim_command(claim, settings),
         verdict=verdict,
         words=words,
         effects=tuple(effects),
@@ -358,7 +357,7 @@ def result_of(
     )
 
 
-def command_line(claim: Claim, settings: ClaimsSettings) -> str:
+def claim_command(claim: Claim, settings: ClaimsSettings) -> str:
     """Return the command that tests a claim again."""
     words = ["kinfolk", "claims", claim.name, "--scale", settings.scale.size]
     words += [part for path in settings.corpus for part in ("--corpus", str(path))]

@@ -25,7 +25,7 @@ BITS, LAYERS = "bits per byte", "layers"
 
 
 @dataclass(frozen=True)
-class Effect:
+class ClaimEffect:
     """How far the first is better than the second, with its 95 % interval.
 
     Above 0 is what the claim says; `value` is None where a job failed.
@@ -62,7 +62,7 @@ class MissingScoresError(Exception):
     """A job of a comparison failed; the message is its reason."""
 
 
-def claim_effects(claim: Claim, races: Mapping[str, Path]) -> tuple[Effect, ...]:
+def claim_effects(claim: Claim, races: Mapping[str, Path]) -> tuple[ClaimEffect, ...]:
     """Return the effect of each part of a claim; `races` are folders by the names of stages."""
     plans = {stage: Plan.read(race / "plan.json") for stage, race in races.items()}
     return tuple(
@@ -70,7 +70,7 @@ def claim_effects(claim: Claim, races: Mapping[str, Path]) -> tuple[Effect, ...]
     )
 
 
-def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> Effect:
+def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> ClaimEffect:
     """Measure one difference."""
     unit = BITS if claim.measure == "likelihood" else LAYERS
     try:
@@ -84,7 +84,7 @@ def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> Effect:
     verdict, words = decide(measured, part.margin), effect_words(claim, part, measured, unit)
     if untrained := untrained_words(claim, race, plan, measured):
         verdict, words = "undecided", f"{words}; {untrained}"
-    return Effect(
+    return ClaimEffect(
         first=part.first,
         second=part.second,
         unit=unit,
@@ -102,9 +102,9 @@ def part_effect(claim: Claim, part: Part, race: Path, plan: Plan) -> Effect:
     )
 
 
-def failed_effect(claim: Claim, part: Part, unit: str, reason: str) -> Effect:
+def failed_effect(claim: Claim, part: Part, unit: str, reason: str) -> ClaimEffect:
     """Return the effect of a comparison whose job failed."""
-    return Effect(
+    return ClaimEffect(
         first=part.first,
         second=part.second,
         unit=unit,
@@ -162,7 +162,9 @@ def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) ->
     means = {name: float(np.mean(scores)) for name, scores in measured.scores.items()}
     if claim.measure == "likelihood":
         corpora = {name: Path(plan.entrant_of[name].corpus) for name in means}
-        floors = {name: unigram_bits(c, corpus_fingerprint(c)) for name, c in corpora.items()}
+        floors = {
+            name: corpus_unigram_bits(c, corpus_fingerprint(c)) for name, c in corpora.items()
+        }
         best = min(means, key=lambda name: means[name])
         if means[best] < floors[best]:
             return None
@@ -179,7 +181,7 @@ def untrained_words(claim: Claim, race: Path, plan: Plan, measured: Measured) ->
 
 
 @cache
-def unigram_bits(folder: Path, fingerprint: str) -> float:
+def corpus_unigram_bits(folder: Path, fingerprint: str) -> float:
     """Return the bits per byte of the held-out text of a corpus by a unigram model."""
     corpus = Corpus.open(folder)
     scores = score_text(fit_ngram([(corpus, 1.0)], 1), Corpus.open(corpus.folder / "holdout"))

@@ -29,9 +29,10 @@ from kinfolk.workflows.recipe import Recipe
 
 Kind = Literal["minutes", "flops", "tokens"]
 
-TOLERANCE = 0.02  # largest difference between two runs, as a share of the budget
-TIMED_SHARE = 0.05  # of the seconds of all runs of an entrant, for timing its steps
-MIN_STEPS = round(1 / TOLERANCE)  # rounding to whole steps is half a step up, and half a step down
+BUDGET_TOLERANCE = 0.02  # largest difference between two runs, as a share of the budget
+RACE_TIMED_SHARE = 0.05  # of the seconds of all runs of an entrant, for timing its steps
+# Rounding to whole steps is half a step up, and half a step down.
+MIN_RACE_STEPS = round(1 / BUDGET_TOLERANCE)
 
 SEARCH_SHARE = 1 / 3  # of the budget, for all learning rates of a search together
 MIN_SEARCH_STEPS = 10  # of each of them
@@ -40,7 +41,7 @@ READ_STEPS = 256  # steps whose tokens are counted, where an epoch has more
 COUNTED_SHAPES = 4  # the most common shapes of a micro-batch, whose FLOPs are counted
 BATCHES_OF_SHAPE = 2  # micro-batches counted of a single shape, where FLOPs depend on the texts
 
-HOW: dict[Kind, str] = {
+BUDGET_COUNTING: dict[Kind, str] = {
     "tokens": (
         "Every run reads as many input tokens: those of the encoder and of the decoder, without "
         "padding, repeated ones included. Steps are the budget divided by the mean tokens of a "
@@ -107,9 +108,9 @@ class Cost:
         return self.seconds if kind == "minutes" else self.flops if kind == "flops" else self.tokens
 
 
-def describe(budget: Budget) -> str:
+def describe_budget(budget: Budget) -> str:
     """Return how a budget is counted, in sentences."""
-    return HOW[budget.kind]
+    return BUDGET_COUNTING[budget.kind]
 
 
 def budget_steps(budget: Budget, costs: Mapping[str, Cost], *, search: int = 0) -> dict[str, int]:
@@ -120,12 +121,12 @@ def budget_steps(budget: Budget, costs: Mapping[str, Cost], *, search: int = 0) 
     """
     steps = {name: round(budget.per_run / cost.of(budget.kind)) for name, cost in costs.items()}
     of_search = math.ceil(search * MIN_SEARCH_STEPS / SEARCH_SHARE)
-    least = max(MIN_STEPS, of_search)
+    least = max(MIN_RACE_STEPS, of_search)
     smallest = smallest_budget(budget.kind, costs, least)
     if budget.amount < smallest.amount:
         name = min(steps, key=lambda name: steps[name])
-        need = f"budgets that are equal within {TOLERANCE:.0%} need {MIN_STEPS}"
-        if of_search > MIN_STEPS:
+        need = f"budgets that are equal within {BUDGET_TOLERANCE:.0%} need {MIN_RACE_STEPS}"
+        if of_search > MIN_RACE_STEPS:
             need = f"--search {search} needs {of_search}, {MIN_SEARCH_STEPS} for each learning rate"
         raise UserError(
             f"--{budget.kind} {format_amount(budget)} is enough for {steps[name]} steps of {name}, "
@@ -140,7 +141,7 @@ def budget_steps(budget: Budget, costs: Mapping[str, Cost], *, search: int = 0) 
     return steps
 
 
-def smallest_budget(kind: Kind, costs: Mapping[str, Cost], steps: int = MIN_STEPS) -> Budget:
+def smallest_budget(kind: Kind, costs: Mapping[str, Cost], steps: int = MIN_RACE_STEPS) -> Budget:
     """Return the smallest budget for so many steps of each run, rounded up to three digits."""
     unit = 60 if kind == "minutes" else 1
     amount = steps * max(cost.of(kind) for cost in costs.values()) / unit

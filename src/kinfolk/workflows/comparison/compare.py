@@ -22,7 +22,7 @@ from kinfolk.workflows.comparison.plan import (
     Job,
     Plan,
     RaceOptions,
-    write_json,
+    write_finite_json,
 )
 from kinfolk.workflows.comparison.pool import EventHandler, RaceCallback, run_processes, stages
 from kinfolk.workflows.comparison.repeat import write_repetition
@@ -168,7 +168,7 @@ def race_folder(out: Path, options: RaceOptions) -> Iterator[None]:
     try:
         with folder_lock(out, wait=False):
             if not (out / OPTIONS_FILE).is_file():
-                write_json(as_json(options), out / OPTIONS_FILE)
+                write_finite_json(as_json(options), out / OPTIONS_FILE)
             try:
                 yield
             except UserError:

@@ -8,7 +8,7 @@ RACE/tasks/TASK/train-16-seed0.jsonl nested subsets of the training rows; dev-16
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.data.corpus import Corpus
+from kinfolk.data.disk_space import estimate_text_bytes, format_bytes
 from kinfolk.data.documents import DocumentUnit, ReadOptions, read_documents
 from kinfolk.data.files import file_sizes
-from kinfolk.data.prepare import estimate_text_bytes, format_bytes, prepare
+from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.reports.page import plural
@@ -30,6 +31,7 @@ from kinfolk.tasks.formats.stored_rows import stored_rows, stored_rows_spec
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
 from kinfolk.text.train import ALL_SPECIAL_TOKENS
+from kinfolk.types import OnMessage
 from kinfolk.workflows.comparison.plan import ALL_LABELS, RaceOptions
 from kinfolk.workflows.folders import load_tokenizer
 
@@ -38,16 +40,14 @@ MAX_HOLDOUT, MIN_HOLDOUT = 0.1, 0.001
 MIN_VOCAB, MAX_VOCAB = 512, 8192  # by default
 BYTES_PER_TOKEN_TYPE = 2000  # of text for each entry of the vocabulary, by default
 DEV_SHARE, TEST_SHARE = 0.1, 0.2  # of a file without test rows
-MAX_DEV_ROWS = 500  # they are scored several times in a fine-tuning
-SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "valid", "val"), "test": ("test",)}
+MAX_RACE_DEV_ROWS = 500  # they are scored several times in a fine-tuning
+SPLIT_FILE_NAMES = {"train": ("train",), "dev": ("dev", "valid", "val"), "test": ("test",)}
 # Kinds of tokenizers of the papers. Word-level vocabularies, of Transformer-XL, ULMFiT and ELMo,
 # have unknown words, whose bytes no model predicts: those families get byte-level BPE.
 OWN_KINDS = {
     **dict.fromkeys(("bert", "electra", "glm", "cvt", "bilstm"), "wordpiece"),
     **dict.fromkeys(("t5", "albert", "xlnet"), "unigram"),
 }
-
-OnMessage = Callable[[str], None]
 
 
 # Text
@@ -253,7 +253,7 @@ def read_task(text: str, options: RaceOptions) -> TaskRows:
     if "dev" not in given:
         rows, given["dev"] = hold_out(rows, DEV_SHARE)
     name, notes = task_name(text), []
-    limits = {"train": options.train_rows, "dev": MAX_DEV_ROWS, "test": options.test_rows}
+    limits = {"train": options.train_rows, "dev": MAX_RACE_DEV_ROWS, "test": options.test_rows}
     splits = {"train": rows, **given}
     for split, limit in limits.items():
         if len(splits[split]) > limit:
@@ -286,7 +286,7 @@ def training_file(path: Path, options: RaceOptions) -> TaskDataset:
 def task_name(text: str) -> str:
     """Return the name of a task: its file or folder, the folder of a file that is only a split."""
     path = Path(text.split(",")[0])
-    is_split = path.name.split(".")[0] in SPLIT_NAMES["train"] and not path.is_dir()
+    is_split = path.name.split(".")[0] in SPLIT_FILE_NAMES["train"] and not path.is_dir()
     return (path.resolve().parent.name if is_split else "") or path.name
 
 
@@ -296,7 +296,7 @@ def task_files(text: str) -> dict[str, Path]:
     if folder.is_dir():
         found = {
             split: next((p for p in sorted(folder.iterdir()) if p.name.startswith(names)), None)
-            for split, names in SPLIT_NAMES.items()
+            for split, names in SPLIT_FILE_NAMES.items()
         }
         files = {split: path for split, path in found.items() if path is not None}
         if "train" not in files:

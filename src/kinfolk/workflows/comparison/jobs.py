@@ -14,7 +14,7 @@ from kinfolk.config import from_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import ModelWithHeadConfig
-from kinfolk.tasks.baselines import TITLES, fit_values
+from kinfolk.tasks.baselines import BASELINE_TITLES, fit_values
 from kinfolk.tasks.task import Prediction
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Callback, Progress
@@ -26,7 +26,7 @@ from kinfolk.workflows.comparison.plan import (
     Plan,
     PlannedEntrant,
     PlannedTask,
-    write_json,
+    write_finite_json,
 )
 from kinfolk.workflows.comparison.samples import sample_quality, window_tokens
 from kinfolk.workflows.comparison.tasks import finetune_arguments, finetune_steps
@@ -157,7 +157,7 @@ def run_job(context: JobContext) -> dict[str, Any]:
     result["total_seconds"] = time.perf_counter() - began
     path = result_path(context.race, context.job)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(result, path)
+    write_finite_json(result, path)
     context.usage_path.unlink(missing_ok=True)
     if context.job.kind == "finetune":  # weights are large, and can be made again
         shutil.rmtree(finetuned_folder(context) / "checkpoints", ignore_errors=True)
@@ -249,12 +249,12 @@ def train_or_resume(context: JobContext, recipe: Recipe, folder: Path) -> dict[s
             given = context.plan.decisions.get(context.job.name, ())
             decisions = [Decision(int(step), int(steps), each) for step, steps, each in given]
             pretrain(recipe, folder, callbacks=callbacks, decisions=decisions)
-        elif not is_complete(folder, ("report.html",)):
+        elif not is_run_complete(folder, ("report.html",)):
             resume(folder, callbacks=callbacks)
     return {"peak_bytes": usage.peak_bytes, "joules": usage.joules}
 
 
-def is_complete(folder: Path, results: Sequence[str]) -> bool:
+def is_run_complete(folder: Path, results: Sequence[str]) -> bool:
     """Return whether a run is finished and has its results."""
     newest = checkpoint.latest_valid(folder)
     return (
@@ -290,7 +290,7 @@ def run_finetune(context: JobContext) -> dict[str, Any]:
     with usage.measuring(energy=False):
         if not (folder / "recipe.json").is_file():
             start_finetune(context, folder, callbacks)
-        elif not is_complete(folder, ("scores.json", "report.html")):
+        elif not is_run_complete(folder, ("scores.json", "report.html")):
             resume(folder, callbacks=callbacks)
     predictor = load_predictor(folder, device=context.plan.options.device)
     rows = test_rows(context)
@@ -356,7 +356,7 @@ def run_baseline(context: JobContext) -> dict[str, Any]:
     began, job = time.perf_counter(), context.job
     data = stored_dataset(context.task_folder, context.task.kind, job.labels, job.seed)
     rows = test_rows(context)
-    name = next(key for key, title in TITLES.items() if title == job.entrant)
+    name = next(key for key, title in BASELINE_TITLES.items() if title == job.entrant)
     values = fit_values(context.task.value, name, data.splits[0], rows)
     predictions = [Prediction(value) for value in values]
     seconds = time.perf_counter() - began

@@ -13,7 +13,7 @@ from kinfolk.workflows.comparison.plan import (
     MAX_SEEDS,
     Entrant,
     RaceOptions,
-    check_names,
+    check_entrant_names,
     parse_labels,
 )
 from kinfolk.workflows.input_checks import check_text
@@ -38,7 +38,7 @@ def race_options(
     if isinstance(entrants, str):
         raise UserError(f"entrants is the text {entrants!r}: give a list, such as [{entrants!r}]")
     parsed = tuple(e if isinstance(e, Entrant) else Entrant.parse(e) for e in entrants)
-    check_names(parsed)
+    check_entrant_names(parsed)
     given = {kind: amount for kind, amount in budgets.items() if amount is not None}
     if len(given) != 1:
         count = f"{len(given)} budgets are" if given else "no budget is"

@@ -22,9 +22,9 @@ from kinfolk.files import new_file
 DEFAULT_SIZE = "tiny"
 ALL_LABELS = "all"
 DEFAULT_LABELS = ("16", "64", "256", ALL_LABELS)
-KEYS = ("objective", "tokenizer", "model", "train", "task", "layer_lr_decay")
+ENTRANT_KEYS = ("objective", "tokenizer", "model", "train", "task", "layer_lr_decay")
 # Settings that are the same for all entrants, or follow from the budget.
-SHARED = {
+RACE_SETTINGS = {
     "train.steps": "the budget sets it",
     "train.minutes": "the budget sets it",
     "train.seed": "--seeds sets it",
@@ -119,8 +119,8 @@ def _add_setting(chosen: dict[str, Any], word: str, text: str) -> None:
             f"{word!r} in the entrant {text!r} is not a setting: write KEY=VALUE, such as "
             "objective=mlm or train.lr=1e-3"
         )
-    if group not in KEYS:
-        raise UserError(f"{word} in the entrant {text!r}: {did_you_mean(group, KEYS)}")
+    if group not in ENTRANT_KEYS:
+        raise UserError(f"{word} in the entrant {text!r}: {did_you_mean(group, ENTRANT_KEYS)}")
     if path in ("objective", "tokenizer"):
         chosen[path] = value
     elif group == "task" and key:
@@ -305,7 +305,7 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Write plan.json."""
-        write_json(asdict(self), path)
+        write_finite_json(asdict(self), path)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -322,7 +322,7 @@ class Plan:
         return _with_tuples(cls, values, options=options, **parts)
 
 
-def write_json(value: Any, path: Path) -> None:
+def write_finite_json(value: Any, path: Path) -> None:
     """Write JSON, atomically; numbers that are not finite are written as null."""
     with new_file(path, durable=True) as file:
         file.write(json.dumps(_finite(value), ensure_ascii=False, indent=1) + "\n")
@@ -349,7 +349,7 @@ def _with_tuples(cls: Any, values: Mapping[str, Any], **others: Any) -> Any:
     return cls(**read, **others)
 
 
-def check_names(entrants: Sequence[Entrant]) -> None:
+def check_entrant_names(entrants: Sequence[Entrant]) -> None:
     """Refuse a comparison without entrants, and two entrants of one name."""
     if not entrants:
         raise UserError("no entrant is given: name families, such as gpt2/tiny bert/tiny")
@@ -378,7 +378,7 @@ def check_names(entrants: Sequence[Entrant]) -> None:
 def check_shared(entrant: Entrant) -> None:
     """Refuse settings of one entrant that are the same for all."""
     for setting in (*entrant.settings, *(f"task.{text}" for text in entrant.task_settings)):
-        if (reason := SHARED.get(setting.partition("=")[0])) is not None:
+        if (reason := RACE_SETTINGS.get(setting.partition("=")[0])) is not None:
             raise UserError(f"{setting} of the entrant {entrant.name!r} cannot be set: {reason}")
 
 

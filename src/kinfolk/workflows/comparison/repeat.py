@@ -17,14 +17,14 @@ from kinfolk.files import new_folder
 from kinfolk.training.time_budget import DECISIONS, read_decisions, to_the_end
 from kinfolk.version import __version__
 from kinfolk.workflows.comparison.jobs import JobContext, read_result
-from kinfolk.workflows.comparison.plan import Job, Plan, write_json
+from kinfolk.workflows.comparison.plan import Job, Plan, write_finite_json
 from kinfolk.workflows.comparison.setup import machine
 
 REPETITION = (
     "This comparison repeats {}: its runs have the numbers of steps and the learning rates of that "
     "one, whatever seconds they take."
 )
-HOW = (
+REPEATED_COUNTING = (
     "Every run has as many steps as in the comparison that this one repeats, which the clock ended "
     "there. The seconds are those of this time."
 )
@@ -40,7 +40,9 @@ def write_repetition(race: Path, out: Path) -> None:
         repeats=str(race),
         decisions=dict(decided(race, plan)),
         notes=(REPETITION.format(race), *plan.notes[bool(plan.repeats) :]),
-        budget={**plan.budget, "how": HOW} if plan.budget["kind"] == "minutes" else plan.budget,
+        budget={**plan.budget, "how": REPEATED_COUNTING}
+        if plan.budget["kind"] == "minutes"
+        else plan.budget,
         machine=machine(plan.options.device, plan.threads),
         kinfolk=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -52,8 +54,8 @@ def write_repetition(race: Path, out: Path) -> None:
         for name in DATA_FOLDERS:
             if (race / name).is_dir():
                 shutil.copytree(race / name, folder / name)
-        write_json(values["options"], folder / "options.json")
-        write_json(values, folder / "plan.json")
+        write_finite_json(values["options"], folder / "options.json")
+        write_finite_json(values, folder / "plan.json")
 
 
 def complete_plan(race: Path) -> Plan:

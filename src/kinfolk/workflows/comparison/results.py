@@ -13,22 +13,22 @@ import numpy as np
 from kinfolk.files import new_file
 from kinfolk.metrics.verdicts import join_words
 from kinfolk.reports.page import write
-from kinfolk.reports.race_cards import measured_words
+from kinfolk.reports.race_cards import SHARE_ROUNDING, measured_words
 from kinfolk.reports.race_page import render
 from kinfolk.tasks.task import metric_title
-from kinfolk.workflows.comparison.budget import TOLERANCE
+from kinfolk.workflows.comparison.budget import BUDGET_TOLERANCE
 from kinfolk.workflows.comparison.jobs import read_result
 from kinfolk.workflows.comparison.plan import (
     ALL_LABELS,
     Plan,
     PlannedEntrant,
     RaceOptions,
-    write_json,
+    write_finite_json,
 )
 from kinfolk.workflows.comparison.samples import no_samples_reason
 from kinfolk.workflows.comparison.scores import BASELINE
 from kinfolk.workflows.comparison.tables import (
-    Json,
+    JsonObject,
     Results,
     corpus_names,
     first,
@@ -36,12 +36,12 @@ from kinfolk.workflows.comparison.tables import (
     task_table,
 )
 
-SCHEMA = 1
+RACE_SCHEMA = 1
 # Options that every command has, and those of Python alone.
 COMMON_OPTIONS = ("entrants", "corpus", "budget_kind", "budget_amount", "tasks", "seeds")
 PYTHON_OPTIONS = ("probe_seeds", "baselines")
 # Scores of one table are comparable where method and units agree; n-gram baselines are likelihoods.
-COLUMNS = (
+RACE_COLUMNS = (
     *("table", "entrant", "labels", "seed", "metric", "value", "low", "high"),
     *("kind", "method", "units"),
 )
@@ -52,12 +52,11 @@ SAMPLE_METRICS = (
 # Fields of an objective that say nothing about what is predicted, or are the same for all.
 SHARED_FIELDS = ("type", "special_tokens", "vocab_size", "max_length")
 RATE_SETTINGS = ("train.lr=", "train.matrix_lr=", "train.optimizer=")
-ROUNDING = 1e-9  # of a share
 # What a budget limits, and the cost of a run that says how much of it was spent.
 SPENT = {"minutes": "seconds", "flops": "flops", "tokens": "tokens"}
 
 
-def build_race(race: Path, plan: Plan) -> Json:
+def build_race(race: Path, plan: Plan) -> JsonObject:
     """Return the contents of race.json from the results that are there."""
     all_results = {job.name: read_result(race, job) for job in plan.jobs}
     complete = all(result is not None for result in all_results.values())
@@ -71,11 +70,11 @@ def build_race(race: Path, plan: Plan) -> Json:
     found = [*(table for table, _, _ in tables), likelihood]
     sentences = first([s for table in found for s in table["headlines"]], sentences)
     return {
-        "schema": SCHEMA,
+        "schema": RACE_SCHEMA,
         "complete": complete,
         "kinfolk": plan.kinfolk,
         "created": plan.created,
-        "command": command_line(plan),
+        "command": race_command(plan),
         "machine": plan.machine,
         "corpus": plan.corpus,
         "budget": {**plan.budget, "measured": measured, "tolerance": tolerance(plan)},
@@ -85,24 +84,24 @@ def build_race(race: Path, plan: Plan) -> Json:
         "likelihood": likelihood,
         "tasks": [table for table, _, _ in tables],
         "probes": probe_tables(plan, results),
-        "samples": sample_rows(plan, results),
+        "samples": generated_samples(plan, results),
         "not_sampled": not_sampled(plan, failures),
         "verdicts": sentences,
         "notes": [*unequal_notes(plan, measured), *plan.notes, *failure_notes(plan, failures)],
     }
 
 
-def write_race(race: Path, plan: Plan) -> Json:
+def write_race(race: Path, plan: Plan) -> JsonObject:
     """Write race.json, race.csv and race.html; return the contents of the first."""
     values = build_race(race, plan)
-    write_json(values, race / "race.json")
+    write_finite_json(values, race / "race.json")
     with new_file(race / "race.csv", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *csv_lines(values)])
+        csv.writer(file).writerows([RACE_COLUMNS, *score_csv_lines(values)])
     write(render(values), race / "race.html")
     return values
 
 
-def command_line(plan: Plan) -> str:
+def race_command(plan: Plan) -> str:
     """Return the command that asks for the same comparison."""
     options = plan.options
     if plan.repeats:
@@ -143,7 +142,7 @@ def entrant_text(entrant: Any) -> str:
     return " ".join([*words, *(f"task.{setting}" for setting in entrant.task_settings)])
 
 
-def learning_rates(plan: Plan) -> Json:
+def learning_rates(plan: Plan) -> JsonObject:
     """Return how learning rates were chosen."""
     count = plan.options.search
     own = join_words([e.name for e in plan.entrants if sets_rates(e)])
@@ -167,7 +166,7 @@ def sets_rates(entrant: PlannedEntrant) -> bool:
 
 def entrant_row(
     plan: Plan, entrant: PlannedEntrant, results: Results, failures: Mapping[str, str]
-) -> Json:
+) -> JsonObject:
     """Return an entrant with the cost of one pretraining, the mean over seeds."""
     runs = [
         results[job.name]
@@ -199,7 +198,7 @@ def entrant_row(
     }
 
 
-def mean_steps(runs: Sequence[Json]) -> int:
+def mean_steps(runs: Sequence[JsonObject]) -> int:
     """Return the steps of runs, which may have ended by the clock; 0 without any."""
     known = [run["steps"] for run in runs if run.get("steps")]
     return round(float(np.mean(known))) if known else 0
@@ -211,7 +210,7 @@ def searched(plan: Plan, entrant: str, results: Results, unit: str) -> float:
     return float(sum(results[job.name].get(unit) or 0 for job in jobs if job.name in results))
 
 
-def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
+def cost_of(runs: Sequence[JsonObject], search_seconds: float) -> JsonObject | None:
     """Return the mean cost of runs; the largest memory."""
     if not runs:
         return None
@@ -244,7 +243,7 @@ def cost_of(runs: Sequence[Json], search_seconds: float) -> Json | None:
     }
 
 
-def measured_spread(plan: Plan, results: Results) -> Json | None:
+def measured_spread(plan: Plan, results: Results) -> JsonObject | None:
     """Return how far apart all runs are in what the budget limits, as a share of it.
 
     Seconds and tokens are those in the logs of the runs; FLOPs are the steps in them, times those
@@ -266,13 +265,13 @@ def measured_spread(plan: Plan, results: Results) -> Json | None:
 
 def tolerance(plan: Plan) -> float | None:
     """Return how far apart runs may be; None where they repeat steps, whatever they take."""
-    return None if plan.repeats and plan.budget["kind"] == "minutes" else TOLERANCE
+    return None if plan.repeats and plan.budget["kind"] == "minutes" else BUDGET_TOLERANCE
 
 
-def unequal_notes(plan: Plan, measured: Json | None) -> list[str]:
+def unequal_notes(plan: Plan, measured: JsonObject | None) -> list[str]:
     """Say that runs are farther apart than a budget promises; nothing where they are not."""
     allowed = tolerance(plan)
-    if measured is None or allowed is None or measured["spread"] <= allowed + ROUNDING:
+    if measured is None or allowed is None or measured["spread"] <= allowed + SHARE_ROUNDING:
         return []
     return [
         f"{measured_words(measured).removesuffix('.')}, which is more than the "
@@ -284,7 +283,7 @@ def unequal_notes(plan: Plan, measured: Json | None) -> list[str]:
 # Probes and samples
 
 
-def probe_tables(plan: Plan, results: Results) -> list[Json]:
+def probe_tables(plan: Plan, results: Results) -> list[JsonObject]:
     """Return the probes of each task that has any."""
     tables = []
     for task in plan.tasks:
@@ -297,10 +296,10 @@ def probe_tables(plan: Plan, results: Results) -> list[Json]:
     return tables
 
 
-def sample_rows(plan: Plan, results: Results) -> list[Json]:
+def generated_samples(plan: Plan, results: Results) -> list[JsonObject]:
     """Return the samples of each entrant, and once the real continuations."""
-    rows: list[Json] = []
-    reference: list[Json] = []
+    rows: list[JsonObject] = []
+    reference: list[JsonObject] = []
     for job in plan.jobs:
         if job.kind == "sample" and job.name in results:
             for row in results[job.name]["sample"]:
@@ -308,7 +307,7 @@ def sample_rows(plan: Plan, results: Results) -> list[Json]:
     return rows + reference[:1]
 
 
-def not_sampled(plan: Plan, failures: Mapping[str, str]) -> list[Json]:
+def not_sampled(plan: Plan, failures: Mapping[str, str]) -> list[JsonObject]:
     """Return the entrants that generated no text, each with the reason."""
     if not plan.options.samples:
         return []
@@ -337,7 +336,7 @@ def failure_notes(plan: Plan, failures: Mapping[str, str]) -> list[str]:
     ]
 
 
-def csv_lines(values: Json) -> Iterator[tuple[Any, ...]]:
+def score_csv_lines(values: JsonObject) -> Iterator[tuple[Any, ...]]:
     """Yield a line for each score: of every seed, and their mean with its interval.
 
     Probes and generated texts are those of the first seed. Costs are not here: they differ when a

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of
 from kinfolk.families.ngram import NGram
@@ -29,6 +29,7 @@ from kinfolk.metrics.diversity import DiversityScores, diversity_scores
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import derive_seed
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.types import IntArray
 from kinfolk.workflows.baselines import document_nll, end_ids, fit_ngram
 from kinfolk.workflows.comparison.plan import Plan, PlannedEntrant
 from kinfolk.workflows.folders import find_model_folder
@@ -40,12 +41,12 @@ from kinfolk.workflows.samples import sample_excerpts
 PROMPT_TOKENS, NEW_TOKENS = 16, 64
 COUNT = 64  # samples
 TEMPERATURE, TOP_P = 1.0, 0.95
-NGRAM_ORDER = 4  # of the model of the training text
+SAMPLE_NGRAM_ORDER = 4  # of the model of the training text
 LENGTH_QUANTILE = 0.75  # of held-out documents: windows are no longer, where documents are short
 MIN_WINDOW = 10  # tokens of a prompt and its continuation
 MAX_COPY_TOKENS = 5_000_000  # of the training text that copies are looked for in
 RESERVED_TOKENS = 4  # for special tokens of the row, as GLM's
-BATCH_SIZE = 32
+SAMPLE_BATCH_SIZE = 32
 TEXTS_SHOWN = 5
 
 
@@ -103,7 +104,7 @@ class SampleEvaluator:
     held_out: Corpus
 
     @classmethod
-    def open(cls, folder: Path | str, *, order: int = NGRAM_ORDER) -> "SampleEvaluator":
+    def open(cls, folder: Path | str, *, order: int = SAMPLE_NGRAM_ORDER) -> "SampleEvaluator":
         """Open a corpus with held-out documents, and count the n-grams of its training text."""
         corpus, held_out = Corpus.open(folder), CorpusShare(str(folder)).held_out()
         if held_out is None or not held_out.documents:
@@ -289,7 +290,7 @@ def continue_prompts(
         top_p=TOP_P,
         seed=derive_seed(seed),
     )
-    outputs = generate_batches(network, tokenizer, encoded, config, batch_size=BATCH_SIZE)
+    outputs = generate_batches(network, tokenizer, encoded, config, batch_size=SAMPLE_BATCH_SIZE)
     return [output.text for group in outputs for output in group]
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -20,15 +20,16 @@ from kinfolk.families import family
 from kinfolk.reports.page import plural
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.workload import select_device
+from kinfolk.types import OnMessage
 from kinfolk.version import __version__
 from kinfolk.workflows.comparison.budget import (
+    RACE_TIMED_SHARE,
     SEARCH_SHARE,
-    TIMED_SHARE,
     Budget,
     Cost,
     RunSteps,
     budget_steps,
-    describe,
+    describe_budget,
     measure_costs,
     run_steps,
     spread_of,
@@ -46,31 +47,29 @@ from kinfolk.workflows.comparison.schedule import race_jobs
 from kinfolk.workflows.comparison.scores import parameter_counts
 from kinfolk.workflows.comparison.step_timing import quick_seconds
 from kinfolk.workflows.comparison.tasks import (
-    BATCH_SIZE,
+    TASK_BATCH_SIZE,
     any_raw,
     entrant_config,
+    entrant_recipe,
     finetune_steps,
     plan_tasks,
     read_tasks,
-    recipe_of,
     task_choices,
     unsupported,
 )
 from kinfolk.workflows.recipe import Recipe, default_length
 from kinfolk.workflows.recipe import recipe as make_recipe
 
-EVALUATIONS = 5  # of the curve of a run
+RUN_EVALUATIONS = 5  # of the curve of a run
 EVAL_BATCHES = 8
 CHECKPOINTS = 4
 MAX_WARMUP = 0.1  # of the steps
 RATE_FACTOR = 3.0  # between two learning rates of a search
-NGRAM_ORDER = 5  # of the baseline
+BASELINE_NGRAM_ORDER = 5  # of the baseline
 FEW_SEEDS = 2  # so many show almost nothing
 QUICK_SECONDS = 1.0  # of timing an entrant, where the budget is not in minutes
 # A second, for the first estimate of the time: of a thread, and of a process that shares a GPU.
 GUESSED_FLOPS, GUESSED_FLOPS_CUDA = 2e10, 5e12
-
-OnMessage = Callable[[str], None]
 
 
 def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMessage) -> Plan:
@@ -100,12 +99,12 @@ def make_plan(options: RaceOptions, race: Path, *, jobs: int, on_message: OnMess
     planned = plan_tasks(tasks, options, entrants, race, length)
     return Plan(
         options=options,
-        corpus=corpus_facts(options, source, corpora, common),
+        corpus=text_facts(options, source, corpora, common),
         budget={
             "kind": budget.kind,
             "amount": budget.amount,
             "words": budget.words,
-            "how": describe(budget),
+            "how": describe_budget(budget),
             "spread": spread,
             "timed": timed,
         },
@@ -153,7 +152,7 @@ def plan_notes(
     if options.task_epochs is not None:
         limit = f"--task-epochs {options.task_epochs:g}, {limit}"
     for task in tasks:
-        read = BATCH_SIZE * finetune_steps(task.train, task, options)
+        read = TASK_BATCH_SIZE * finetune_steps(task.train, task, options)
         if read < task.train:
             yield (
                 f"{task.name}: networks read {read:,} of the {task.train:,} training rows "
@@ -165,11 +164,11 @@ def plan_notes(
                 "checkpoint of a network; baselines without a network do not need them."
             )
         if any(task.truncated.values()):
-            yield truncation_note(task, length)
+            yield task_truncation_note(task, length)
         yield from task.notes
 
 
-def truncation_note(task: PlannedTask, length: int) -> str:
+def task_truncation_note(task: PlannedTask, length: int) -> str:
     """Return how many texts networks do not read to their ends."""
     least, most = (f"{100 * of(task.truncated.values()):.1f} %" for of in (min, max))
     share = most if least == most else f"{least} to {most}, by entrant,"
@@ -306,12 +305,12 @@ def share_budget(
     Return also their largest difference, and whether the seconds of a step were measured.
     """
     recipes = {
-        e.name: recipe_of(e) for e in entrants if e.recipe is not None and not e.gradient_free
+        e.name: entrant_recipe(e) for e in entrants if e.recipe is not None and not e.gradient_free
     }
     if not recipes:
         return [*entrants], 0.0, False
     processes = processes_of_device(min(jobs, len(recipes) * options.seeds), options.device)
-    timing = TIMED_SHARE * budget.per_run * options.seeds if budget.kind == "minutes" else None
+    timing = RACE_TIMED_SHARE * budget.per_run * options.seeds if budget.kind == "minutes" else None
     costs = measure_costs(recipes, timing=timing, processes=processes)
     steps = budget_steps(budget, costs, search=options.search)
     runs = {
@@ -336,7 +335,9 @@ def share_budget(
             shared.append(entrant)
             continue
         cost = with_guessed_seconds(timed_costs[entrant.name], options.device, threads)
-        shared.append(with_steps(entrant, recipes[entrant.name], runs[entrant.name], cost, options))
+        shared.append(
+            entrant_with_steps(entrant, recipes[entrant.name], runs[entrant.name], cost, options)
+        )
     return shared, spread, all(cost.seconds for cost in timed_costs.values())
 
 
@@ -355,7 +356,7 @@ def with_timed_seconds(cost: Cost, recipe: Recipe, steps: int, threads: int) -> 
     if cost.seconds:
         return cost
     guess = with_guessed_seconds(cost, recipe.train.device, threads).seconds
-    seconds = quick_seconds(recipe, min(QUICK_SECONDS, TIMED_SHARE * guess * steps))
+    seconds = quick_seconds(recipe, min(QUICK_SECONDS, RACE_TIMED_SHARE * guess * steps))
     return replace(cost, seconds=seconds or 0.0)
 
 
@@ -366,7 +367,7 @@ def with_guessed_seconds(cost: Cost, device: str, threads: int) -> Cost:
     return cost if cost.seconds else replace(cost, seconds=cost.flops / flops)
 
 
-def with_steps(
+def entrant_with_steps(
     entrant: PlannedEntrant, recipe: Recipe, runs: RunSteps, cost: Cost, options: RaceOptions
 ) -> PlannedEntrant:
     """Scale the schedule of an entrant to the steps of its first seed."""
@@ -404,7 +405,7 @@ def scaled(train: TrainConfig, steps: int, *, own_warmup: bool) -> TrainConfig:
         train,
         steps=steps,
         warmup=min(warmup, steps),
-        eval_every=max(1, ceil(steps / EVALUATIONS)),
+        eval_every=max(1, ceil(steps / RUN_EVALUATIONS)),
         eval_batches=min(train.eval_batches, EVAL_BATCHES),
         save_every=max(1, ceil(steps / CHECKPOINTS)),
         keep_checkpoints=1,
@@ -419,7 +420,7 @@ def baseline_entrants(
         return []
     folder, models = str(corpus.folder.resolve()), {entrant.model for entrant in options.entrants}
     names = {entrant.name for entrant in options.entrants}
-    orders = {"unigram": 1, f"{NGRAM_ORDER}-gram": NGRAM_ORDER}
+    orders = {"unigram": 1, f"{BASELINE_NGRAM_ORDER}-gram": BASELINE_NGRAM_ORDER}
     found = [
         PlannedEntrant(
             name, name, f"ngram/{order}", corpus=folder, baseline=True, gradient_free=True
@@ -436,7 +437,7 @@ def baseline_entrants(
     return found
 
 
-def corpus_facts(
+def text_facts(
     options: RaceOptions, source: TextSource, corpora: Mapping[str, Corpus], common: str
 ) -> dict[str, Any]:
     """Return what a reader of the results must know about the text, as the baselines read it."""

@@ -26,22 +26,21 @@ import torch
 from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
 from kinfolk.extensions import import_extensions
+from kinfolk.training.first_estimate import WARMUP_STEPS
 from kinfolk.training.log import MetricsLog
 from kinfolk.training.loop import TrainLoop
 from kinfolk.training.run import log_interval
 from kinfolk.training.workload import select_device, uses_bfloat16
 from kinfolk.workflows.pretrain import PretrainWorkload
-from kinfolk.workflows.processes import child_environment
+from kinfolk.workflows.processes import ERROR_LINES, child_environment
 from kinfolk.workflows.recipe import Recipe
 
-WARMUP_STEPS = 3  # before a step is timed: the first compiles
 ROUND_SECONDS = 0.25  # of one run in a round
 MIN_ROUNDS, MAX_ROUNDS = 7, 80
 MAX_ROUND_STEPS = 100
 MIN_QUICK_STEPS = 2
 UNREACHED = 10**9  # steps, more than any measurement does
 READY = "ready"  # what a process prints that has begun to train
-ERROR_LINES = 3  # of a process that failed
 
 
 class TimedRun:

@@ -16,26 +16,62 @@ from kinfolk.metrics.comparison import (
     summarize,
 )
 from kinfolk.metrics.metric import Metric, Statistics
-from kinfolk.metrics.verdicts import headline_sentences, join_words, unit_of, verdict_sentences
+from kinfolk.metrics.verdicts import Verdicts, join_words, unit_of
 from kinfolk.reports.page import plural
 from kinfolk.tasks.task import task_class
 from kinfolk.workflows.comparison.data import read_stored
-from kinfolk.workflows.comparison.plan import ALL_LABELS, Plan, PlannedEntrant, PlannedTask
+from kinfolk.workflows.comparison.plan import ALL_LABELS, Job, Plan, PlannedEntrant, PlannedTask
 from kinfolk.workflows.comparison.scores import BASELINE, LIKELIHOOD, PSEUDO, scored_documents
 
-HELD_OUT = "the held-out text"
+HELD_OUT_TEXT = "the held-out text"
 TEXT = "text"  # what a likelihood predicts, whatever its tokens are
 
-Json = dict[str, Any]
-Results = Mapping[str, Json]  # by the name of the job, without those that failed
+JsonObject = dict[str, Any]
+Results = Mapping[str, JsonObject]  # by the name of the job, without those that failed
 Scores = dict[str, dict[int, Statistics]]  # by entrant and seed
 
 
-def likelihood_table(plan: Plan, results: Results) -> Json:
+def likelihood_table(plan: Plan, results: Results) -> JsonObject:
     """Return bits per byte of every entrant; likelihoods are compared among themselves."""
-    found: dict[str, Json] = {}
+    found, scores = likelihood_scores(plan, results)
+    fixed = [e.name for e in plan.entrants if e.gradient_free]
+    baselines = [name for name, row in found.items() if row["kind"] == BASELINE]
+    rows: list[JsonObject] = []
+    differences: list[Difference] = []
+    sentences: list[str] = []
+    heads: list[str] = []
+    unigram = unigram_bits(plan, scores.get((LIKELIHOOD, TEXT), {}))
+    for (words, units), compared in scores.items():
+        where = HELD_OUT_TEXT if words == LIKELIHOOD else f"{HELD_OUT_TEXT} ({words})"
+        table = Table(BITS_PER_BYTE, compared, fixed, baselines)
+        # A model without context predicts a token as well with both sides as with none.
+        reference = unigram.get(units.partition(",")[0]) if words != LIKELIHOOD else None
+        extra = {} if reference is None else {"unigram": reference}
+        rows += [{**table.row(name), **found[name], **extra} for name in table.intervals]
+        differences += table.differences
+        verdicts = table.verdicts(where, plan.options.seeds)
+        sentences += verdicts.sentences()
+        heads += verdicts.headlines()
+        if reference is not None:
+            sentences += unigram_sentences(table.intervals, reference, where)
+    return {
+        "unit": "bits per byte",
+        "rows": rows,
+        "differences": [asdict(d) for d in differences],
+        "verdicts": first(heads, sentences),
+        "headlines": heads,
+    }
+
+
+def likelihood_scores(
+    plan: Plan, results: Results
+) -> tuple[dict[str, JsonObject], dict[tuple[str, str], Scores]]:
+    """Return how each entrant was scored, and the scores by method and units of prediction.
+
+    Scores can be compared within a method and its units.
+    """
+    found: dict[str, JsonObject] = {}
     corpora = corpus_names(plan)
-    # Of each method, with its units of prediction, that scores can be compared within.
     scores: dict[tuple[str, str], Scores] = {}
     for job in plan.jobs:
         if job.kind != "likelihood" or job.name not in results:
@@ -51,32 +87,7 @@ def likelihood_table(plan: Plan, results: Results) -> Json:
         method = (words if is_pseudo else LIKELIHOOD), units
         statistics = document_statistics(result["documents"])
         scores.setdefault(method, {}).setdefault(job.entrant, {})[job.seed] = statistics
-    fixed = [e.name for e in plan.entrants if e.gradient_free]
-    baselines = [name for name, row in found.items() if row["kind"] == BASELINE]
-    rows: list[Json] = []
-    differences: list[Difference] = []
-    sentences: list[str] = []
-    heads: list[str] = []
-    unigram = unigram_bits(plan, scores.get((LIKELIHOOD, TEXT), {}))
-    for (words, units), compared in scores.items():
-        where = HELD_OUT if words == LIKELIHOOD else f"{HELD_OUT} ({words})"
-        table = Table(BITS_PER_BYTE, compared, fixed, baselines)
-        # A model without context predicts a token as well with both sides as with none.
-        reference = unigram.get(units.partition(",")[0]) if words != LIKELIHOOD else None
-        extra = {} if reference is None else {"unigram": reference}
-        rows += [{**table.row(name), **found[name], **extra} for name in table.intervals]
-        differences += table.differences
-        sentences += table.sentences(where, plan.options.seeds)
-        heads += table.headlines(where, plan.options.seeds)
-        if reference is not None:
-            sentences += unigram_sentences(table.intervals, reference, where)
-    return {
-        "unit": "bits per byte",
-        "rows": rows,
-        "differences": [asdict(d) for d in differences],
-        "verdicts": first(heads, sentences),
-        "headlines": heads,
-    }
+    return found, scores
 
 
 def unigram_bits(plan: Plan, scores: Scores) -> dict[str, float]:
@@ -104,7 +115,7 @@ def unigram_sentences(
             yield f"{start} ({unigram:.3f}) on {where}"
 
 
-def score_words(entrant: PlannedEntrant, result: Json) -> str:
+def score_words(entrant: PlannedEntrant, result: JsonObject) -> str:
     """Return how a score was computed; that of ELECTRA is one of its generator."""
     words = str(result["words"])
     return (
@@ -157,7 +168,7 @@ class Table:
             else []
         )
 
-    def row(self, name: str) -> Json:
+    def row(self, name: str) -> JsonObject:
         """Return the score of an entrant; seeds whose training failed have none."""
         interval = self.intervals[name]
         return {
@@ -171,33 +182,19 @@ class Table:
             "fixed": name in self.fixed,  # no seed changes the model
         }
 
-    def sentences(self, where: str, seeds: int) -> list[str]:
-        """Return what the differences show."""
+    def verdicts(self, where: str, seeds: int) -> Verdicts:
+        """Return what the scores show; `seeds` are those planned."""
         unit, scale = unit_of(self.metric)
-        return verdict_sentences(
+        return Verdicts(
             where,
             unit,
             self.intervals,
             self.differences,
             seeds,
-            baselines=self.baselines,
             scale=scale,
-        )
-
-    def headlines(self, where: str, seeds: int, trained_on: str = "") -> list[str]:
-        """Return the sentences that come first: whether networks are better than none."""
-        unit, scale = unit_of(self.metric)
-        return headline_sentences(
-            where,
-            unit,
-            self.intervals,
-            self.differences,
-            seeds,
             baselines=self.baselines,
             fixed=self.fixed,
-            scale=scale,
             lower_is_better=self.metric.lower_is_better,
-            trained_on=trained_on,
         )
 
 
@@ -211,13 +208,13 @@ def first(heads: Sequence[str], sentences: Sequence[str]) -> list[str]:
 
 def task_table(
     race: Path, plan: Plan, task: PlannedTask, results: Results, failures: Mapping[str, str]
-) -> tuple[Json, list[str], list[str]]:
+) -> tuple[JsonObject, list[str], list[str]]:
     """Return the scores of a task, the sentences about all labels, and those about fewer."""
     rows = read_stored(race / "tasks" / task.slug / "test.jsonl", task.kind)
     metric = task.value.main_metric_of(rows)
     stood_beside = [e.name for e in plan.entrants if e.baseline] + [*task.baselines]
-    scored: list[Json] = []
-    differences: list[Json] = []
+    scored: list[JsonObject] = []
+    differences: list[JsonObject] = []
     sentences: list[list[str]] = []
     heads: list[str] = []
     for labels in task.labels:
@@ -226,32 +223,15 @@ def task_table(
             for job in plan.jobs
             if job.task == task.slug and job.labels == labels and job.name in results
         ]
-        scores: Scores = {}
-        for job in jobs:
-            statistics = np.array(results[job.name]["statistics"])
-            scores.setdefault(job.entrant, {})[job.seed] = statistics
         fixed = task.baselines if labels == ALL_LABELS else ()
-        table = Table(metric, scores, fixed, stood_beside)
-        seconds = {name: [results[j.name]["seconds"] for j in jobs if j.entrant == name]
-                   for name in scores}  # fmt: skip
-        scored += [
-            {
-                **table.row(name),
-                "labels": labels,
-                "seconds": float(np.mean(seconds[name])),
-                "baseline": name in stood_beside,
-                "settings": next(
-                    (results[j.name].get("settings") for j in jobs if j.entrant == name), None
-                ),
-            }
-            for name in table.intervals
-        ]
+        table = Table(metric, task_scores(jobs, results), fixed, stood_beside)
+        scored += label_table_rows(table, labels, jobs, results)
         differences += [{"labels": labels, **asdict(d)} for d in table.differences]
         where = task.name if labels == ALL_LABELS else f"{task.name} with {labels} labels"
-        sentences.append(table.sentences(where, plan.options.seeds))
+        verdicts = table.verdicts(where, plan.options.seeds)
+        sentences.append(verdicts.sentences())
         if labels == ALL_LABELS:
-            rows_words = f" with {plural(task.train, 'row')}"
-            heads = table.headlines(where, plan.options.seeds, rows_words)
+            heads = verdicts.headlines(trained_on=f" with {plural(task.train, 'row')}")
             sentences[-1] = first(heads, sentences[-1])
     unit, _ = unit_of(metric)
     others = [s for part in reversed(sentences[:-1]) for s in part]
@@ -275,6 +255,29 @@ def task_table(
         "headlines": heads,
     }
     return table_json, sentences[-1], others
+
+
+def task_scores(jobs: Sequence[Job], results: Results) -> Scores:
+    """Return the statistics of test rows that jobs measured."""
+    scores: Scores = {}
+    for job in jobs:
+        scores.setdefault(job.entrant, {})[job.seed] = np.array(results[job.name]["statistics"])
+    return scores
+
+
+def label_table_rows(
+    table: Table, labels: str, jobs: Sequence[Job], results: Results
+) -> Iterator[JsonObject]:
+    """Yield the rows of one number of labels, with the seconds and the settings of their jobs."""
+    for name in table.intervals:
+        own = [results[job.name] for job in jobs if job.entrant == name]
+        yield {
+            **table.row(name),
+            "labels": labels,
+            "seconds": float(np.mean([result["seconds"] for result in own])),
+            "baseline": name in table.baselines,
+            "settings": own[0].get("settings"),
+        }
 
 
 def left_out_reasons(

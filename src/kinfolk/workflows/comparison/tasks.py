@@ -23,8 +23,8 @@ from kinfolk.workflows.finetuning.recipe import InitialWeights
 from kinfolk.workflows.finetuning.setup import fit_formulation
 from kinfolk.workflows.recipe import Recipe
 
-BATCH_SIZE = 32  # examples of a fine-tuning step, the same for all
-EVALUATIONS = 4  # of a fine-tuning, on dev rows
+TASK_BATCH_SIZE = 32  # examples of a fine-tuning step, the same for all
+TASK_EVALUATIONS = 4  # of a fine-tuning, on dev rows
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,11 @@ def truncated_share(formulation: Formulation, tokenizer: Tokenizer, rows: Sequen
 def entrant_config(entrant: PlannedEntrant, tokenizer: Tokenizer) -> Any:
     """Return the config of an entrant's network."""
     if entrant.recipe is not None:
-        return recipe_of(entrant).model
+        return entrant_recipe(entrant).model
     return InitialWeights(name=entrant.model).config(tokenizer)
 
 
-def recipe_of(entrant: PlannedEntrant) -> Recipe:
+def entrant_recipe(entrant: PlannedEntrant) -> Recipe:
     """Return the recipe of an entrant that pretrains."""
     recipe: Recipe = from_json(dict(entrant.recipe or {}), group="recipe")
     return recipe
@@ -189,7 +189,7 @@ def recipe_of(entrant: PlannedEntrant) -> Recipe:
 
 def finetune_steps(rows: int, task: PlannedTask, options: RaceOptions) -> int:
     """Return the steps of a fine-tuning, the same for all entrants."""
-    epoch = max(1, ceil(rows / BATCH_SIZE))
+    epoch = max(1, ceil(rows / TASK_BATCH_SIZE))
     steps = default_steps(epoch, classes=len(task.class_counts), hidden_size=0, raw=True)
     if options.task_epochs is not None:
         steps = max(1, ceil(options.task_epochs * epoch))
@@ -203,7 +203,7 @@ def any_raw(entrants: Sequence[PlannedEntrant]) -> bool:
     learning rate or pooling for reading a few tokens more than another.
     """
     return any(
-        tokens_of_steps(recipe_of(entrant), entrant.steps) < RAW_TOKENS
+        tokens_of_steps(entrant_recipe(entrant), entrant.steps) < RAW_TOKENS
         for entrant in entrants
         if entrant.pretrains and not entrant.gradient_free and entrant.left_out is None
     )
@@ -215,8 +215,8 @@ def finetune_arguments(
     """Return what `finetune` receives beside the model, the data and the folder."""
     kind = type(task.value)
     choices = task_choices(entrant.name, entrant.model, entrant.task_settings, kind)
-    every = max(1, ceil(steps / EVALUATIONS))
-    common = [f"train.batch_size={BATCH_SIZE}", f"train.steps={steps}"]
+    every = max(1, ceil(steps / TASK_EVALUATIONS))
+    common = [f"train.batch_size={TASK_BATCH_SIZE}", f"train.steps={steps}"]
     common += [f"train.eval_every={every}", f"train.save_every={every}"]
     common += [f"train.seed={seed}", f"train.device={plan.options.device}"]
     arguments: dict[str, Any] = {

@@ -24,7 +24,7 @@ from kinfolk.workflows.comparison.jobs import (
     result_path,
     run_job,
 )
-from kinfolk.workflows.comparison.plan import Job, Plan, write_json
+from kinfolk.workflows.comparison.plan import Job, Plan, write_finite_json
 from kinfolk.workflows.comparison.step_timing import end_with_parent
 
 
@@ -35,7 +35,7 @@ def run_group(race: Path, plan: Plan, group: str, emit: Callable[..., None]) -> 
         result = read_result(race, job)
         if result is None and failed is not None:
             result = {"job": job.name, "failed": failed, "total_seconds": 0.0}
-            write_json(result, result_path(race, job))
+            write_finite_json(result, result_path(race, job))
             emit(event="done", job=job.name, failed=failed)
         elif result is None:
             emit(event="start", job=job.name)

@@ -32,12 +32,12 @@ from kinfolk.workflows.recipe import Recipe
 RAW_TOKENS = 50_000_000  # pretrained on fewer, weights are treated like new ones
 EPOCHS = 3.0  # where these are more steps than the minimum
 MAX_EPOCHS = 40.0  # that reach the minimum
-MIN_STEPS = 400  # a small network predicts the most frequent class for the first hundred
+MIN_FINETUNE_STEPS = 400  # a small network predicts the most frequent class for the first hundred
 STEPS_PER_CLASS = 20
 WIDE = 512  # hidden size from which pretrained weights need few steps
 MIN_STEPS_WIDE = 150
 TASK_NETWORK_LR = 1e-3  # of new layers over frozen features, whatever their size
-EVALUATIONS = 8  # at most, where the number of epochs is not given
+MAX_FINETUNE_EVALUATIONS = 8  # at most, where the number of epochs is not given
 
 
 def is_raw(folder: str) -> bool:
@@ -69,7 +69,7 @@ def tokens_of_steps(recipe: Recipe, steps: int) -> int:
     return steps * recipe.train.batch_size * int(recipe.objective.max_length)
 
 
-def default_train_config(config: Any, *, raw: bool) -> TrainConfig:
+def finetune_train_config(config: Any, *, raw: bool) -> TrainConfig:
     """Return the default training settings; wider networks have lower learning rates."""
     backbone = config.pretrained
     architecture = backbone.network.architecture
@@ -91,6 +91,6 @@ def default_train_config(config: Any, *, raw: bool) -> TrainConfig:
 
 def default_steps(epoch: int, *, classes: int, hidden_size: int, raw: bool) -> int:
     """Return the number of steps for epochs of this many steps."""
-    least = MIN_STEPS_WIDE if hidden_size >= WIDE and not raw else MIN_STEPS
+    least = MIN_STEPS_WIDE if hidden_size >= WIDE and not raw else MIN_FINETUNE_STEPS
     least = max(least, STEPS_PER_CLASS * classes)
     return math.ceil(max(EPOCHS * epoch, min(least, MAX_EPOCHS * epoch)))

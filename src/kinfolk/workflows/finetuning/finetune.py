@@ -182,31 +182,12 @@ class FineTuneWorkload(Workload):
         check_shares(recipe.train, processes)
         # Before a teacher is loaded, to the device of this process.
         device = processes.connect(select_device(recipe.train.device))
-        splits = [dataset.splits for dataset in recipe.datasets]
-        self.dev_rows = [dev for _, dev in splits]
+        self.dev_rows = [dataset.splits[1] for dataset in recipe.datasets]
         self.has_eval_data = any(self.dev_rows)
         # Of each task, for all evaluations: for predictions, and for the loss.
         self.dev_instances: dict[int, list[list[Instance]]] = {}
         self.loss_instances: dict[int, list[Instance]] = {}
-        messages: list[str] = []
-        sets = []
-        for formulation, (rows, _), dataset in zip(
-            recipe.formulations, splits, recipe.datasets, strict=True
-        ):
-            instances = [formulation.instances(row, tokenizer) for row in rows]
-            if truncated := sum(any(i.truncated_tokens for i in group) for group in instances):
-                messages.append(
-                    f"{Path(dataset.train).name}: {truncated:,} of {len(rows):,} rows truncated to "
-                    f"{formulation.max_length} tokens (--length)"
-                )
-            if recipe.teacher:
-                instances = distill(
-                    recipe.teacher, formulation, rows, instances, recipe.train.device
-                )
-            sets.append([instance for group in instances for instance in group])
-            if not sets[-1]:
-                reasons = "; ".join(dataset.report.messages()) or "no row has a target"
-                raise UserError(f"{dataset.train} has no rows to learn from: {reasons}")
+        sets, messages = training_instances(recipe, tokenizer)
         messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
         for formulation, dev in zip(recipe.formulations, self.dev_rows, strict=True):
             messages += formulation.task.score_notes(dev) if dev else []
@@ -214,7 +195,7 @@ class FineTuneWorkload(Workload):
         sizes = list(map(len, sets))
         self.recipe = recipe = resolve_steps(recipe, sizes, settings)
         self.train, config = recipe.train, recipe.finetune
-        self.batches = training_batches(recipe, sets, tokenizer, processes.count)
+        self.batches = finetune_batches(recipe, sets, tokenizer, processes.count)
         model = model_for_task(recipe, backbone)
         obstacle = replay_obstacle(recipe, model)
         if self.train.cuda_graph == "yes" and obstacle is not None:
@@ -229,10 +210,7 @@ class FineTuneWorkload(Workload):
         if config.noisy_tune:
             added = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
             noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=added)
-        self.fingerprints = [f for dataset in recipe.datasets for f in dataset.fingerprints]
-        self.fingerprints += self.objective.fingerprints()
-        if recipe.unlabelled is not None:
-            self.fingerprints += recipe.unlabelled.fingerprints
+        self.fingerprints = input_fingerprints(recipe)
         self.layer_lr_decay = config.layer_lr_decay
         self.early_stopping_patience = config.early_stopping_patience
         if config.gradual_unfreezing:
@@ -465,7 +443,37 @@ def check_shares(train: TrainConfig, processes: Processes) -> None:
         )
 
 
-def training_batches(
+def training_instances(
+    recipe: FineTuneRecipe, tokenizer: Tokenizer
+) -> tuple[list[list[Instance]], list[str]]:
+    """Return the instances of the training rows of each dataset, and messages about them."""
+    sets: list[list[Instance]] = []
+    messages: list[str] = []
+    for formulation, dataset in zip(recipe.formulations, recipe.datasets, strict=True):
+        rows, _ = dataset.splits
+        instances = [formulation.instances(row, tokenizer) for row in rows]
+        if truncated := sum(any(i.truncated_tokens for i in group) for group in instances):
+            messages.append(
+                f"{Path(dataset.train).name}: {truncated:,} of {len(rows):,} rows truncated to "
+                f"{formulation.max_length} tokens (--length)"
+            )
+        if recipe.teacher:
+            instances = distill(recipe.teacher, formulation, rows, instances, recipe.train.device)
+        sets.append([instance for group in instances for instance in group])
+        if not sets[-1]:
+            reasons = "; ".join(dataset.report.messages()) or "no row has a target"
+            raise UserError(f"{dataset.train} has no rows to learn from: {reasons}")
+    return sets, messages
+
+
+def input_fingerprints(recipe: FineTuneRecipe) -> list[tuple[str, str]]:
+    """Return the path and hash of what a run reads, which a resume checks."""
+    found = [f for dataset in recipe.datasets for f in dataset.fingerprints]
+    found += recipe.formulations[0].fingerprints()
+    return found + ([] if recipe.unlabelled is None else [*recipe.unlabelled.fingerprints])
+
+
+def finetune_batches(
     recipe: FineTuneRecipe,
     sets: Sequence[Sequence[Instance]],
     tokenizer: Tokenizer,

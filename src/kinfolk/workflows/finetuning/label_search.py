@@ -24,16 +24,16 @@ from kinfolk.tasks.formulations.sentence_selection import SentenceSelection
 from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.training.distributed import Processes
 from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
-from kinfolk.workflows.folders import RESUME, check_new_folder, exclusive_run
+from kinfolk.workflows.folders import RESUME_ADVICE, check_new_folder, exclusive_run
 
 GRID_STEPS = 4  # weights are multiples of a quarter
-PREFIX = "weights-"
+RUN_PREFIX = "weights-"
 
 Weights = tuple[float, ...]
-TrainFn = Callable[[Weights, Path], Path]  # of the weights and a run folder
+TrainWithWeights = Callable[[Weights, Path], Path]  # of the weights and a run folder
 
 
-def search_label_weights(label_sets: int, out: Path, train: TrainFn) -> Path:
+def search_label_weights(label_sets: int, out: Path, train: TrainWithWeights) -> Path:
     """Fine-tune with each weighting of label sets into a folder of runs; link the best of them.
 
     The best has the highest main metric on the dev rows; of equal ones, the first: that with the
@@ -44,8 +44,8 @@ def search_label_weights(label_sets: int, out: Path, train: TrainFn) -> Path:
             "--label-weights search runs in one process: start it without torchrun, or give the "
             "weights"
         )
-    check_new_folder(out, RESUME)
-    runs = {weights: out / folder_name(weights) for weights in grid(label_sets)}
+    check_new_folder(out, RESUME_ADVICE)
+    runs = {weights: out / weights_folder_name(weights) for weights in grid(label_sets)}
     with new_folder(out) as partial:
         for folder in runs.values():
             (partial / folder.name).mkdir()
@@ -70,9 +70,9 @@ def grid(label_sets: int, steps: int = GRID_STEPS) -> list[Weights]:
     return [tuple(part / steps for part in some) for some in parts(steps, label_sets)]
 
 
-def folder_name(weights: Weights) -> str:
+def weights_folder_name(weights: Weights) -> str:
     """Return the name of the run with these weights."""
-    return PREFIX + "-".join(f"{weight:g}" for weight in weights)
+    return RUN_PREFIX + "-".join(f"{weight:g}" for weight in weights)
 
 
 def write_search(out: Path, runs: dict[Weights, Path]) -> None:
@@ -100,7 +100,7 @@ def write_search(out: Path, runs: dict[Weights, Path]) -> None:
 
 def is_label_search(run: Path) -> bool:
     """Return whether a folder has the runs of a search."""
-    return any(run.glob(f"{PREFIX}*/recipe.json"))
+    return any(run.glob(f"{RUN_PREFIX}*/recipe.json"))
 
 
 def read_search(run: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The recipe of a fine-tuning run: labelled files, settings, initial weights."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from kinfolk.tasks.unlabelled import UnlabelledText
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.train import train_tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.finetuning.defaults import EVALUATIONS, default_steps, is_raw
+from kinfolk.workflows.finetuning.defaults import MAX_FINETUNE_EVALUATIONS, default_steps, is_raw
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer, model_or_family
 from kinfolk.workflows.load import load
 
 DROPOUT_FIELDS = ("dropout", "attention_dropout")
-OnMessage = Callable[[str], None]
 
 
 @config("finetune")
@@ -133,7 +132,7 @@ def resolve_steps(
             raw=recipe.is_raw,
         )
         if "finetune.evals_per_epoch" not in given:
-            every = max(every, math.ceil(steps / EVALUATIONS))
+            every = max(every, math.ceil(steps / MAX_FINETUNE_EVALUATIONS))
     steps, every = (number * recipe.steps_per_labelled_step for number in (steps, every))
     resolved: dict[str, Any] = {}
     if "train.steps" not in given:
@@ -153,7 +152,7 @@ def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
-VOCAB_SIZE = 8192  # of a tokenizer trained on the labelled text
+WORDPIECE_VOCAB_SIZE = 8192  # of a tokenizer trained on the labelled text
 WORD_VOCAB_SIZE = 2**15  # of whole words, where the network reads others by their characters
 
 
@@ -192,7 +191,9 @@ class InitialWeights:
             return load_tokenizer(self.tokenizer)
         texts = (text for group in rows for row in group for text in row.texts_and_labels)
         if self.family_config.max_characters is None:
-            return train_tokenizer(texts, kind="wordpiece", vocab_size=VOCAB_SIZE, fewer=True)
+            return train_tokenizer(
+                texts, kind="wordpiece", vocab_size=WORDPIECE_VOCAB_SIZE, fewer=True
+            )
         return train_tokenizer(texts, kind="word", vocab_size=WORD_VOCAB_SIZE, fewer=True)
 
     @property

@@ -22,7 +22,7 @@ from kinfolk.training.provenance import Provenance
 from kinfolk.training.workload import select_device
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.finetuning.recipe import FineTuneRecipe, mean_and_std
-from kinfolk.workflows.folders import RESUME, check_new_folder, exclusive_run
+from kinfolk.workflows.folders import RESUME_ADVICE, check_new_folder, exclusive_run
 
 TrainSeedFn = Callable[[int, Path], Path]  # of a seed and a run folder
 
@@ -57,7 +57,7 @@ def run_seeds(seeds: int, out: Path, train: TrainSeedFn) -> Path:
         for number, folder in enumerate(folders):
             train(number, folder)
         return out
-    check_new_folder(out, RESUME)
+    check_new_folder(out, RESUME_ADVICE)
     try:
         with new_folder(out) as partial:
             for folder in folders:  # all at once, so that a resume knows the number of seeds
@@ -80,7 +80,7 @@ def is_multi_seed(out: Path) -> bool:
     return (out / "seed-0").is_dir()
 
 
-def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback]]) -> Path:
+def resume_seeds(out: Path, progress: Callable[[Path], AbstractContextManager[Callback]]) -> Path:
     """Resume the runs that are not finished, and start those that were not started."""
     folders = seed_folders(out)
     if (out / "scores.json").is_file():

@@ -21,7 +21,7 @@ from kinfolk.tasks.task import task_class
 from kinfolk.tasks.unlabelled import NO_FILES, UnlabelledText
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig
-from kinfolk.workflows.finetuning.defaults import default_train_config, is_raw
+from kinfolk.workflows.finetuning.defaults import finetune_train_config, is_raw
 from kinfolk.workflows.finetuning.recipe import FineTuneRecipe, InitialWeights, with_dropout
 
 
@@ -115,7 +115,7 @@ def make_recipe(
     family = family_of(backbone.config)
     init_from = "" if start.fresh else start.folder
     raw = is_raw(init_from) if raw_weights is None else raw_weights
-    train = default_train_config(config, raw=raw)
+    train = finetune_train_config(config, raw=raw)
     if family.finetune_training is not None and not start.fresh:
         train = family.finetune_training
     recipe = FineTuneRecipe(

@@ -35,7 +35,7 @@ from kinfolk.workflows.finetuning.finetune import finetune
 from kinfolk.workflows.finetuning.recipe import parse_initial_weights
 from kinfolk.workflows.finetuning.setup import fit_formulations, make_recipe
 from kinfolk.workflows.folders import (
-    RESUME,
+    RESUME_ADVICE,
     check_new_folder,
     exclusive_run,
     find_model_folder,
@@ -48,12 +48,12 @@ from kinfolk.workflows.recipe import recipe as pretraining_recipe
 
 STAGES = ("general", "target", "task")
 # Settings of the task that hold for the stages before it too.
-SHARED = ("train.seed", "train.device", "train.precision", "train.workers")
+SHARED_SETTINGS = ("train.seed", "train.device", "train.precision", "train.workers")
 TARGET_EPOCHS = 5  # over the text of the task
 TARGET_HOLDOUT = 0.05  # of the texts of the task, for the loss in the log
 MIN_TEXTS = 200  # from which some are held out
 
-Progress = Callable[[Path], AbstractContextManager[Callback]]
+RunProgress = Callable[[Path], AbstractContextManager[Callback]]
 
 
 def quiet(folder: Path) -> AbstractContextManager[Callback]:
@@ -81,7 +81,7 @@ class StagesRecipe:
         """Return the settings of one stage."""
         if stage == "task":
             return [text for text in self.settings if not text.startswith(LM_PREFIXES)]
-        shared = [text for text in self.settings if text.partition("=")[0] in SHARED]
+        shared = [text for text in self.settings if text.partition("=")[0] in SHARED_SETTINGS]
         own = [text for text in self.settings if text.startswith(f"{stage}.")]
         return [*shared, *(text.removeprefix(f"{stage}.") for text in own)]
 
@@ -104,7 +104,7 @@ def finetune_in_stages(
     length: int | None = None,
     metric: str | None = None,
     settings: Settings = (),
-    progress: Progress = quiet,
+    progress: RunProgress = quiet,
     **fields: Any,
 ) -> Path:
     """Train a language model on the text of a task, then on its labels; return the run folder.
@@ -119,7 +119,7 @@ def finetune_in_stages(
     overrides += settings_list(settings)
     out = Path(out)
     refuse_several()
-    check_new_folder(out, RESUME)
+    check_new_folder(out, RESUME_ADVICE)
     name = check_stages(str(model), stages, corpus, unlabelled)
     datasets = as_datasets(train, out, dev=dev, task=task, columns=columns)
     if len(datasets) > 1:
@@ -135,7 +135,7 @@ def finetune_in_stages(
         length=length,
         metric=metric,
     )
-    check_settings(recipe)
+    check_stage_settings(recipe)
     with new_folder(out) as folder:
         recipe.dataset.write_rows(folder)
         write_json(recipe, folder / "recipe.json")
@@ -193,7 +193,7 @@ def check_stages(
     return model
 
 
-def check_settings(recipe: StagesRecipe) -> None:
+def check_stage_settings(recipe: StagesRecipe) -> None:
     """Refuse settings that a later stage would refuse, before the first one starts."""
     for stage in STAGES[:-1]:
         own = recipe.settings_of(stage)
@@ -210,7 +210,7 @@ def check_settings(recipe: StagesRecipe) -> None:
     make_recipe(start, backbone, formulations, datasets, "", settings, None)
 
 
-def resume_stages(out: Path, progress: Progress = quiet) -> Path:
+def resume_stages(out: Path, progress: RunProgress = quiet) -> Path:
     """Continue a run with its first stage that is not complete."""
     if (out / "scores.json").is_file():
         raise UserError(f"run {out} is complete: start a new run to train longer")
@@ -218,14 +218,14 @@ def resume_stages(out: Path, progress: Progress = quiet) -> Path:
     return run_stages(recipe, out, progress)
 
 
-def run_stages(recipe: StagesRecipe, out: Path, progress: Progress) -> Path:
+def run_stages(recipe: StagesRecipe, out: Path, progress: RunProgress) -> Path:
     """Run the stages that are not complete, each from the weights of the one before."""
     weights = recipe.model
     refuse_several()
     with exclusive_run(out):
         for stage in recipe.stages:
             folder = out / stage
-            if not is_complete(folder):
+            if not is_stage_complete(folder):
                 with progress(folder) as callback:
                     run_stage(stage, recipe, weights, folder, callback)
             weights = str(folder)
@@ -261,7 +261,7 @@ def run_stage(
     pretrain(pretraining_recipe(weights, corpus, settings=settings), folder, callbacks=[callback])
 
 
-def is_complete(folder: Path) -> bool:
+def is_stage_complete(folder: Path) -> bool:
     """Return whether a run has ended and has its report."""
     newest = checkpoint.latest_valid(folder) if folder.is_dir() else None
     if newest is None or not (folder / "report.html").is_file():

@@ -23,7 +23,8 @@ from kinfolk.tasks.formats.match import match_format, without_labels
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
 from kinfolk.tasks.task import find_metric, task_class
 from kinfolk.training.distributed import Processes
-from kinfolk.workflows.finetuning.recipe import FineTuneRecipe, OnMessage, mean_and_std
+from kinfolk.types import OnMessage
+from kinfolk.workflows.finetuning.recipe import FineTuneRecipe, mean_and_std
 from kinfolk.workflows.finetuning.seeds import is_multi_seed, read_scores, seed_folders
 from kinfolk.workflows.folders import check_new_folder, exclusive_run
 from kinfolk.workflows.predict import load_predictor

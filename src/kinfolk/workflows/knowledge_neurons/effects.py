@@ -41,7 +41,7 @@ class EffectRow:
 
 
 @dataclass(frozen=True)
-class Effect:
+class NeuronEffect:
     """The mean change of a probability over facts, by knowledge neurons and by random ones."""
 
     group: Group
@@ -72,7 +72,7 @@ class MeanChange(MeanMetric):
         return [after - before for after, before in zip(predictions, references, strict=True)]
 
 
-def summarize_effects(facts: Sequence[Sequence[EffectRow]]) -> tuple[Effect, ...]:
+def summarize_effects(facts: Sequence[Sequence[EffectRow]]) -> tuple[NeuronEffect, ...]:
     """Return the mean effects over facts, each with its interval; of one fact, over its prompts."""
     found = []
     for group, operation in product(GROUPS, ("suppress", "amplify")):
@@ -85,7 +85,7 @@ def summarize_effects(facts: Sequence[Sequence[EffectRow]]) -> tuple[Effect, ...
     return tuple(found)
 
 
-def _summarize(facts: Sequence[Sequence[EffectRow]]) -> Effect:
+def _summarize(facts: Sequence[Sequence[EffectRow]]) -> NeuronEffect:
     """Summarize the rows of one group and operation."""
     over: Literal["facts", "prompts", "draws"] = "facts"
     units = facts
@@ -97,7 +97,7 @@ def _summarize(facts: Sequence[Sequence[EffectRow]]) -> Effect:
     random = drawn.mean(1)
     first = facts[0][0]
     effect = partial(
-        Effect,
+        NeuronEffect,
         group=first.group,
         operation=first.operation,
         facts=len(facts),

@@ -25,9 +25,9 @@ from kinfolk.tasks.formulations.sequences import SequenceLayout, build_example
 from kinfolk.tasks.rows import space_between
 from kinfolk.text.tokenizer import Tokenizer
 
-BLANK = re.compile(rf"{re.escape(MASK)}(?:\s*{re.escape(MASK)})*")  # one or several in a row
-COLUMNS = "a column or field `answer`, and `prompt` or `prompts`"
-LAYOUTS: dict[str | None, SequenceLayout] = {
+ANSWER_BLANK = re.compile(rf"{re.escape(MASK)}(?:\s*{re.escape(MASK)})*")  # one or several in a row
+FACT_COLUMNS = "a column or field `answer`, and `prompt` or `prompts`"
+FACT_LAYOUTS: dict[str | None, SequenceLayout] = {
     "causal": "decoder",
     "encoder-decoder": "encoder-decoder",
     "infilling": "blanks",
@@ -105,11 +105,11 @@ def read_facts(path: Path | str) -> list[Fact]:
     for number, record in records:
         where = f"row {number:,} of {path}"
         if not isinstance(record, Mapping):
-            raise UserError(f"{where} is no fact: it needs {COLUMNS}")
+            raise UserError(f"{where} is no fact: it needs {FACT_COLUMNS}")
         given, answer = record.get("prompts", record.get("prompt")), record.get("answer")
         prompts = [given] if isinstance(given, str) else given
         if not is_texts(prompts) or not prompts or not isinstance(answer, str):
-            raise UserError(f"{where} is no fact: it needs {COLUMNS}, which are texts")
+            raise UserError(f"{where} is no fact: it needs {FACT_COLUMNS}, which are texts")
         group = grouped.setdefault(record.get("fact", ("row", number)), [])
         if group and group[0][1] != answer:
             raise UserError(
@@ -118,7 +118,7 @@ def read_facts(path: Path | str) -> list[Fact]:
             )
         group.append((prompts, answer))
     if not grouped:
-        raise UserError(f"{path} has no facts: each needs {COLUMNS}")
+        raise UserError(f"{path} has no facts: each needs {FACT_COLUMNS}")
     return [
         Fact(tuple(prompt for prompts, _ in rows for prompt in prompts), rows[0][1])
         for rows in grouped.values()
@@ -140,13 +140,13 @@ def fact_inputs(model: LanguageModel, tokenizer: Tokenizer, prompt: str, answer:
     """Return the inputs that predict an answer at the blank of a prompt."""
     if tokenizer.special_tokens.mask is not None:
         prompt = prompt.replace(mask_token(tokenizer), MASK)
-    blanks = list(BLANK.finditer(prompt))
+    blanks = list(ANSWER_BLANK.finditer(prompt))
     if len(blanks) > 1:
         raise UserError(
             f"the prompt {shorten(prompt)!r} has {MASK} in {len(blanks)} places: {MASK} must occur "
             "exactly once (several side by side count as one)"
         )
-    layout = LAYOUTS.get(model.decoding)
+    layout = FACT_LAYOUTS.get(model.decoding)
     if not blanks and layout is None:
         raise UserError(
             f"the prompt {shorten(prompt)!r} has no {MASK}: it must occur exactly once, where the "

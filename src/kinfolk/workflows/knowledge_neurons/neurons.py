@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.nn.integrated_gradients import STEPS, TOLERANCE
+from kinfolk.nn.integrated_gradients import COMPLETENESS_TOLERANCE, STEPS
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.neurons import NeuronLayer, ScaledNeurons, feed_forwards
 from kinfolk.rng import sequential
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 from kinfolk.workflows.generate import to_inference
-from kinfolk.workflows.knowledge_neurons.effects import Effect, EffectRow, Group, summarize_effects
+from kinfolk.workflows.knowledge_neurons.effects import (
+    EffectRow,
+    Group,
+    NeuronEffect,
+    summarize_effects,
+)
 from kinfolk.workflows.knowledge_neurons.fact_prompts import Fact, read_facts, to_fact
 from kinfolk.workflows.knowledge_neurons.passes import NeuronPasses, PromptAttribution
 from kinfolk.workflows.load import load
@@ -33,7 +37,6 @@ DRAWS = 20
 MAX_OTHERS = 20  # prompts of other facts for each fact
 OPERATIONS: dict[Literal["suppress", "amplify"], float] = {"suppress": 0.0, "amplify": 2.0}
 Facts = Sequence[Fact | tuple[str | Sequence[str], str]] | Path | str
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class NeuronsResult:
     family: str
     layers: tuple[NeuronLayer, ...]
     facts: tuple[FactNeurons, ...]
-    effects: tuple[Effect, ...]  # over all facts that have neurons
+    effects: tuple[NeuronEffect, ...]  # over all facts that have neurons
     threshold: float
     share: float
     draws: int
@@ -324,10 +327,10 @@ def _notes(network: LanguageModel, found: Sequence[FactNeurons], share: float) -
             f"share, and are left out of the effects ({', '.join(map(repr, empty[:5]))}"
             f"{' ...' if len(empty) > 5 else ''}): lower the share or the threshold."
         )
-    incomplete = [p for fact in found for p in fact.prompts if p.error > TOLERANCE]
+    incomplete = [p for fact in found for p in fact.prompts if p.error > COMPLETENESS_TOLERANCE]
     if incomplete:
         notes.append(
             f"The attributions of {len(incomplete)} prompts miss the difference of the outputs by "
-            f"more than {TOLERANCE:.0%}."
+            f"more than {COMPLETENESS_TOLERANCE:.0%}."
         )
     return notes

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from kinfolk.reports.neurons_page import EffectView, FactView, NeuronsPage
-from kinfolk.workflows.knowledge_neurons.effects import Effect
+from kinfolk.workflows.knowledge_neurons.effects import NeuronEffect
 from kinfolk.workflows.knowledge_neurons.neurons import FactNeurons, KnowledgeNeuron, NeuronsResult
 
 HIGHEST = 20  # neurons in the chart
@@ -47,12 +47,12 @@ def neurons_page(result: NeuronsResult) -> NeuronsPage:
     )
 
 
-def effect_name(effect: Effect) -> str:
+def effect_name(effect: NeuronEffect) -> str:
     """Return the name of an effect in tables and on the page."""
     return f"{CHANGED[effect.operation]}, {TESTED[effect.group]}"
 
 
-def effect_view(effect: Effect) -> EffectView:
+def effect_view(effect: NeuronEffect) -> EffectView:
     """Return the values of one effect; that of a single prompt has no interval of its own."""
     bounds = effect.change_interval or (effect.change, effect.change)
     return EffectView(

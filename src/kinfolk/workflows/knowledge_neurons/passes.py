@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.batch import tree_map
@@ -25,10 +24,10 @@ from kinfolk.nn.neurons import (
     with_values,
 )
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.types import FloatArray
 from kinfolk.workflows.knowledge_neurons.fact_prompts import FactInputs, fact_inputs
 
 MAX_ROWS, MAX_TOKENS = 64, 4096  # of a batch
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from kinfolk.nn.language_model import LanguageModel, has_static_shapes, reads_te
 from kinfolk.training.attention_kernel import sparse_kernel
 from kinfolk.training.compilation import CompiledModules, CompileMode
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.first_estimate import WARMUP_STEPS
 from kinfolk.training.flops import FlopCounter
 from kinfolk.training.meters import peak_memory, reset_peak_memory
 from kinfolk.training.optimizer import build_optimizer
@@ -24,7 +25,6 @@ from kinfolk.training.trace import SavedTensors, StepTrace, tensor_bytes
 from kinfolk.training.workload import select_device
 from kinfolk.workflows.planning.step import PlannedStep
 
-WARMUP_STEPS = 3  # the first compiles, the next records a CUDA graph
 TIMED_STEPS = 5
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kinfolk.data.prepare import format_bytes
+from kinfolk.data.disk_space import format_bytes
 from kinfolk.errors import UserError
 from kinfolk.families import family, index
 from kinfolk.machine import available_memory, free_disk

@@ -17,7 +17,7 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.prefixes import KeyValuePrefix
 from kinfolk.workflows.load import require_ability
 
-PREFIXES = "prefixes.safetensors"
+PREFIXES_FILE = "prefixes.safetensors"
 FACTS = "kinfolk"  # the one key of the metadata: the order of several is random in the file
 
 
@@ -36,12 +36,12 @@ class SavedPrefixes:
     def read(cls, run: Path | str) -> "SavedPrefixes":
         """Read the prefixes of a run, or a file of them."""
         path = Path(run)
-        file = path / PREFIXES if path.is_dir() else path
+        file = path / PREFIXES_FILE if path.is_dir() else path
         if not file.is_file():
             recipe, advice = path / "recipe.json", "give a run of kinfolk prefixes"
             if recipe.is_file() and read_type(recipe) == "prefixes":
                 advice = f"finish the run with kinfolk prefixes --resume {path}"
-            raise UserError(f"{path} has no {PREFIXES}: {advice}")
+            raise UserError(f"{path} has no {PREFIXES_FILE}: {advice}")
         try:
             with safe_open(file, framework="pt") as opened:
                 facts = json.loads((opened.metadata() or {})[FACTS])

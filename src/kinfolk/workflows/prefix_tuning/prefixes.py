@@ -36,7 +36,7 @@ from kinfolk.training.run import Run
 from kinfolk.training.workload import LossFn, Workload, select_device
 from kinfolk.workflows.folders import check_new_folder, exclusive_run, find_model_folder
 from kinfolk.workflows.load import load, require_ability
-from kinfolk.workflows.prefix_tuning.files import PREFIXES, SavedPrefixes, weights_hash
+from kinfolk.workflows.prefix_tuning.files import PREFIXES_FILE, SavedPrefixes, weights_hash
 from kinfolk.workflows.prefix_tuning.recipe import PrefixRecipe
 from kinfolk.workflows.recipe import (
     Settings,
@@ -185,7 +185,7 @@ class PrefixWorkload(Workload):
     """
 
     command = "prefixes"
-    results = (PREFIXES, "report.html")
+    results = (PREFIXES_FILE, "report.html")
     evaluates_model = True
     save_best = True
     model: PrefixedModel
@@ -289,7 +289,7 @@ class PrefixWorkload(Workload):
         recipe = self.recipe
         SavedPrefixes(
             folder, recipe.attributes, keys, values, recipe.init_from, recipe.model_hash
-        ).write(folder / PREFIXES)
+        ).write(folder / PREFIXES_FILE)
         trained = self.model.trained.state_dict()
         save_file({name: as_saved(part) for name, part in trained.items()}, folder / TRAINED)
         recipe.write(folder / "kinfolk.json")
@@ -318,9 +318,9 @@ class PrefixWorkload(Workload):
     def write_report(self, folder: Path, *, finished: bool) -> None:
         """Write report.html and, of a finished run, the prefixes of its best checkpoint."""
         if finished:
-            partial = partial_path(folder / PREFIXES)
-            shutil.copyfile(folder / "checkpoints" / "best" / PREFIXES, partial)
-            partial.replace(folder / PREFIXES)
+            partial = partial_path(folder / PREFIXES_FILE)
+            shutil.copyfile(folder / "checkpoints" / "best" / PREFIXES_FILE, partial)
+            partial.replace(folder / PREFIXES_FILE)
         write_report(folder, finished=finished)
 
 

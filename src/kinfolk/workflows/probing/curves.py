@@ -213,7 +213,7 @@ def probe(
         ),
         mix_weights=mixed,
         mix_center=center_of_gravity(mixed),
-        majority=majority(dataset),
+        majority=majority_accuracy(dataset),
         notes=(*rows.notes, *dataset.notes),
     )
 
@@ -451,7 +451,7 @@ def accuracy_interval(hits: Sequence[NDArray[np.float64]]) -> ConfidenceInterval
     return ConfidenceInterval(float(values.mean()), *percentiles(drawn, CONFIDENCE_LEVEL))
 
 
-def majority(dataset: ProbeDataset) -> float | None:
+def majority_accuracy(dataset: ProbeDataset) -> float | None:
     """Return the accuracy of the most frequent training label on test items."""
     if dataset.task.output == "number":
         return None

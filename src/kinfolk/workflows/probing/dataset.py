@@ -19,14 +19,13 @@ from kinfolk.rng import sequential
 from kinfolk.tasks.formulations.base import Formulation, Instance, TaskTargets, segment_mean
 from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.features import FeatureClassifier, FeatureTagger
-from kinfolk.tasks.instances import length_buckets
+from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 
 FittedProbe = LinearProbe | MLPProbe
 TextPooling = Literal["mean", "max", "first", "last"]
 MAX_TOKENS = 128  # of a text; the same for all families
-TOKENS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True, eq=False)

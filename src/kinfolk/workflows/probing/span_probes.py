@@ -27,13 +27,12 @@ from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formulations.base import Instance, TaskTargets, segment_mean
 from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.features import FeatureTagger
-from kinfolk.tasks.instances import length_buckets
+from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.rows import LabelledText, TaggedSentence
 from kinfolk.tasks.task import Task, task_class
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.probing.dataset import (
     MAX_TOKENS,
-    TOKENS_PER_BATCH,
     ProbeDataset,
     TextPooling,
     item_targets,

@@ -16,7 +16,7 @@ from kinfolk.metrics.text import sacrebleu_metrics
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 
-VOCAB_SIZE = 8192
+JOINT_VOCAB_SIZE = 8192
 DEV_FILE = "dev.jsonl"  # in the run: the pairs that BLEU is measured on
 DIRECTION = re.compile(r"([A-Za-z]\w*)-([A-Za-z]\w*)", re.ASCII)  # en-de, eng_Latn-zho_Hans
 
@@ -60,7 +60,7 @@ class SentencePairs(ABC):
             return load_tokenizer(self.tokenizer)
         pairs = chain.from_iterable(files.rows() for files in self.training_files())
         both = (text for pair in pairs for text in (pair.source, pair.target))
-        size, is_default = self.vocab_size or VOCAB_SIZE, self.vocab_size is None
+        size, is_default = self.vocab_size or JOINT_VOCAB_SIZE, self.vocab_size is None
         return train_tokenizer(both, kind="bpe", vocab_size=size, fewer=is_default)
 
 

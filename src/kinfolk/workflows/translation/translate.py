@@ -20,7 +20,7 @@ from kinfolk.training.distributed import Processes
 from kinfolk.training.loggers import check_installed
 from kinfolk.training.provenance import Provenance
 from kinfolk.training.workload import select_device, uses_bfloat16
-from kinfolk.workflows.folders import RESUME, check_new_folder, find_model_folder
+from kinfolk.workflows.folders import RESUME_ADVICE, check_new_folder, find_model_folder
 from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.load import check_trained, load
 from kinfolk.workflows.pretrain import PretrainWorkload, process_grid, with_estimated_steps
@@ -35,7 +35,7 @@ from kinfolk.workflows.translation.parallel import (
 
 SCORE_FILE = "translation.json"
 TRANSLATIONS_FILE = "translations.txt"
-BATCH_SIZE = 64
+TRANSLATION_BATCH_SIZE = 64
 
 # BLEU, its signature and the number of pairs; or `directions`, with these and more for each.
 TranslationScore = dict[str, Any]
@@ -57,7 +57,7 @@ def prepare_translation_run(
 
     `name` is FAMILY/SIZE, or a model folder, whose tokenizer is kept.
     """
-    check_new_folder(out, RESUME)
+    check_new_folder(out, RESUME_ADVICE)
     family_name, _, size = name.partition("/")
     from_folder = family_name not in index()
     if from_folder:
@@ -147,7 +147,7 @@ def score(run: Path) -> TranslationScore | None:
     return facts
 
 
-def evaluate(
+def evaluate_translation(
     path: Path | str,
     texts: SentencePairs,
     *,
@@ -276,6 +276,6 @@ def generate_texts(
         for source in sources
     ]
     outputs = generate_batches(
-        model, tokenizer, prompts, GREEDY, batch_size=BATCH_SIZE, limit=limit_by_source
+        model, tokenizer, prompts, GREEDY, batch_size=TRANSLATION_BATCH_SIZE, limit=limit_by_source
     )
     return [" ".join(texts[0].text.split()) if texts else "" for texts in outputs]

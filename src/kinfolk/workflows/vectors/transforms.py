@@ -31,7 +31,7 @@ from kinfolk.workflows.vectors.choices import TRANSFORM_SETTINGS, check_saved_tr
 SETTINGS, TENSORS = TRANSFORM_SETTINGS, "transform.safetensors"
 REFERENCE = "model.reference"  # the tensor of a ModelReference
 REFERENCE_TOLERANCE = 0.01  # of the norm; devices and precisions differ by less
-KINDS: dict[str, type[VectorTransform]] = {
+TRANSFORM_KINDS: dict[str, type[VectorTransform]] = {
     kind.kind: kind for kind in (Standardization, ComponentRemoval, Whitening, Flow)
 }
 
@@ -228,7 +228,7 @@ class VectorTransforms:
                     for name, value in tensors.items()
                     if name.startswith(f"{number}.")
                 }
-                steps.append(KINDS[kind].from_tensors(own))
+                steps.append(TRANSFORM_KINDS[kind].from_tensors(own))
             family = settings.get("family")
             model = None if family is None else ModelReference(str(family), tensors[REFERENCE])
             found = cls(
