@@ -229,7 +229,7 @@ def test_a_logger_that_fails_is_reported_once_and_changes_no_number(
         f"{name} failed and is off from here on (no route to host); the run continues, and "
         "log.jsonl has every number"
     ]
-    plain = pretrain(home.recipe("gpt2"), tmp_path / "plain")
+    plain = home.run("gpt2")
     assert (run / "log.jsonl").read_bytes() == (plain / "log.jsonl").read_bytes()
     assert (run / "report.html").is_file()
 
