@@ -61,11 +61,12 @@ def single_steps(training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "BLOCK", 0.0)
 
 
+@pytest.mark.parametrize("names", [("gpt2", "t5"), pytest.param((), marks=pytest.mark.slow)])
 def test_every_workload_does_what_its_peer_does_and_the_smallest_ratio_is_told(
-    training: ModuleType, capsys: pytest.CaptureFixture[str]
+    names: tuple[str, ...], training: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = figures(training, capsys)
-    works = {name: found[name] for name in training.WORKS}
+    found = figures(training, capsys, *(["--workloads", *names] if names else []))
+    works = {name: found[name] for name in names or training.WORKS}
     assert found["ratio"] == min(work["ratio"] for work in works.values())
     assert found["ceiling"] > 0
     for name, work in works.items():
