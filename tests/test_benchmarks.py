@@ -365,6 +365,7 @@ def test_real_text_is_copied_with_a_quarter_of_its_words_changed(
     assert 0.2 < changed < 0.25  # some are drawn as they were
 
 
+@pytest.mark.slow
 def test_ngrams_are_counted_and_scored_in_small(
     ngrams: ModuleType,
     tmp_path: Path,
@@ -441,6 +442,7 @@ def test_cvt_is_compared_with_itself_without_unlabelled_text(
         assert found["arm"] == arm and found["seed"] == 1 and 0 <= found["f1"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own profiler
 def test_checkpointed_and_sharded_steps_have_the_losses_of_plain_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
