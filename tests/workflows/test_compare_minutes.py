@@ -157,6 +157,7 @@ def test_a_repetition_that_is_killed_twice_ends_with_the_same_table(
     assert (out / "options.json").read_bytes() == (race.path / "options.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_keeps_its_decisions(
     inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
