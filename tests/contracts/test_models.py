@@ -25,6 +25,7 @@ from support.contracts import (
     LENGTH,
     NAMES,
     PAIRS,
+    SAMPLE,
     SPECIALS,
     VOCAB,
     across,
@@ -96,6 +97,12 @@ def stepper(member: Family, model: Any, objective: Any, *, rate: float | None = 
 
 def test_every_family_is_under_contract() -> None:
     assert {m.name for m, _ in PAIRS} == set(families()), "a family without an objective"
+
+
+def test_the_sample_of_pairs_has_every_family_and_every_objective() -> None:
+    assert {name for name, _ in SAMPLE} == set(families())
+    assert {way for _, way in SAMPLE} == {way for _, way in PAIRS}
+    assert len(SAMPLE) < len(PAIRS)
 
 
 def test_a_family_without_gradients_says_why_and_has_none() -> None:
