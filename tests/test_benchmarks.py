@@ -601,6 +601,7 @@ def test_zero_shot_arms_side_by_side_end_in_time_with_a_score_for_every_way(tmp_
     assert again.stdout == ran.stdout[ran.stdout.index("| test |") :]
 
 
+@pytest.mark.slow
 def test_prefixes_ends_with_a_line_for_each_arm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -729,6 +730,7 @@ def test_make_bench_runs_every_benchmark_that_needs_no_data(
     assert NOT_IN_BENCH.keys() <= {file.name for file in FILE.parent.glob("*.py")}
 
 
+@pytest.mark.slow
 def test_scaling_writes_a_line_for_each_point_and_a_page(
     training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

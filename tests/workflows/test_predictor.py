@@ -34,7 +34,7 @@ def made(kind: str, **facts: Any) -> Predictor:
 
 
 def test_a_run_is_asked_by_its_texts(tmp_path: Path) -> None:
-    run = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", "train.lr=2e-3")
+    run = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", epochs=16)
     triage = kinfolk.load_predictor(run)
     assert triage.predict_one("the film story was lovely").value == "good"
     assert triage.predict_one("the film story was awful").value == "bad"
