@@ -304,6 +304,7 @@ def test_pairs_continue_from_a_model_whose_tokenizer_has_the_tags(
     assert recipe.model.vocab_size == 383
 
 
+@pytest.mark.slow
 def test_pairs_continue_from_an_encoder_that_predicted_masked_tokens(
     texts: Path, kinfolk: Kinfolk, tmp_path: Path
 ) -> None:

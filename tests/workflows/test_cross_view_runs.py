@@ -102,6 +102,7 @@ def test_unlabelled_text_that_changed_stops_a_resume(tmp_path: Path) -> None:
         resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_entities_are_learned_scored_and_predicted_from_the_saved_model(tmp_path: Path) -> None:
     found, text = entities(tmp_path, 96), sentences(tmp_path / "text.txt", tag)
     last = "train.eval_every=9999"

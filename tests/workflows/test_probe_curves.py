@@ -158,6 +158,7 @@ def test_pairs_of_words_and_single_words(
     assert result.notes == ()
 
 
+@pytest.mark.slow
 def test_rows_that_are_cut_or_left_out_are_counted(
     bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
 ) -> None:

@@ -41,7 +41,9 @@ def test_a_killed_run_ends_with_the_same_bits(home: Home, tmp_path: Path, parts:
     )
 
 
-@pytest.mark.parametrize("objective", ["bptt", "stream", "clm"])
+@pytest.mark.parametrize(
+    "objective", ["bptt", *(pytest.param(n, marks=pytest.mark.slow) for n in ("stream", "clm"))]
+)
 def test_it_is_evaluated_and_generates(home: Home, tmp_path: Path, objective: str) -> None:
     run = pretrain(recipe(home, "train.eval_batches=1000", objective=objective), tmp_path / "run")
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])

@@ -475,6 +475,7 @@ def test_another_file_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
         resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_of_two_that_score_alike_the_one_with_less_loss_is_kept(tmp_path: Path) -> None:
     out = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", *SMALL, epochs=8)
     scored = [line for line in read(out) if "eval_loss" in line]
