@@ -276,6 +276,7 @@ def test_a_run_whose_compiler_fails_ends_as_one_that_does_not_compile(
     assert failed == plain
 
 
+@pytest.mark.slow
 def test_compiling_is_a_phase_of_its_own_in_the_log_of_speed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
