@@ -8,6 +8,7 @@ import collections
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "kinfolk"
@@ -79,12 +80,17 @@ def module_name(path: Path) -> str:
 
 FILES = {module_name(path): path for path in ROOT.rglob("*.py")}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
-TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
+
+
+@cache
+def parsed_modules() -> dict[str, ast.Module]:
+    """Parse every module of the package."""
+    return {name: ast.parse(text) for name, text in TEXTS.items()}
 
 
 def imports(name: str) -> Iterator[str]:
     """Yield the modules of the package that a module imports, also inside functions."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(parsed_modules()[name]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kinfolk":
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
@@ -128,7 +134,7 @@ def package(name: str) -> str:
 def names_with_several_homes() -> set[str]:
     """Return the public top-level names that two or more modules define."""
     homes: dict[str, set[str]] = collections.defaultdict(set)
-    for name, tree in TREES.items():
+    for name, tree in parsed_modules().items():
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 homes[node.name].add(name)
@@ -160,7 +166,7 @@ def measures() -> list[tuple[str, int, int]]:
     everything = "\n".join(TEXTS.values())
     classes = collections.Counter(
         node.name
-        for tree in TREES.values()
+        for tree in parsed_modules().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     )
@@ -176,7 +182,7 @@ def measures() -> list[tuple[str, int, int]]:
         ("hasattr and getattr", len(re.findall(r"\b(?:has|get)attr\(", everything)), 30),
         ("type: ignore", everything.count("type: ignore"), 25),
         ("top-level names with two or more homes", len(names_with_several_homes()), 75),
-        ("private words used as names", sum(private_words(TREES.values()).values()), 0),
+        ("private words used as names", sum(private_words(parsed_modules().values()).values()), 0),
     ]
 
 

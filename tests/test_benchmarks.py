@@ -61,11 +61,12 @@ def single_steps(training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "BLOCK", 0.0)
 
 
+@pytest.mark.parametrize("names", [("gpt2", "t5"), pytest.param((), marks=pytest.mark.slow)])
 def test_every_workload_does_what_its_peer_does_and_the_smallest_ratio_is_told(
-    training: ModuleType, capsys: pytest.CaptureFixture[str]
+    names: tuple[str, ...], training: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = figures(training, capsys)
-    works = {name: found[name] for name in training.WORKS}
+    found = figures(training, capsys, *(["--workloads", *names] if names else []))
+    works = {name: found[name] for name in names or training.WORKS}
     assert found["ratio"] == min(work["ratio"] for work in works.values())
     assert found["ceiling"] > 0
     for name, work in works.items():
@@ -404,6 +405,7 @@ def test_real_text_is_copied_with_a_quarter_of_its_words_changed(
     assert 0.2 < changed < 0.25  # some are drawn as they were
 
 
+@pytest.mark.slow
 def test_ngrams_are_counted_and_scored_in_small(
     ngrams: ModuleType,
     tmp_path: Path,
@@ -480,6 +482,7 @@ def test_cvt_is_compared_with_itself_without_unlabelled_text(
         assert found["arm"] == arm and found["seed"] == 1 and 0 <= found["f1"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own profiler
 def test_checkpointed_and_sharded_steps_have_the_losses_of_plain_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -638,6 +641,7 @@ def test_zero_shot_arms_side_by_side_end_in_time_with_a_score_for_every_way(tmp_
     assert again.stdout == ran.stdout[ran.stdout.index("| test |") :]
 
 
+@pytest.mark.slow
 def test_prefixes_ends_with_a_line_for_each_arm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -766,6 +770,7 @@ def test_make_bench_runs_every_benchmark_that_needs_no_data(
     assert NOT_IN_BENCH.keys() <= {file.name for file in FILE.parent.glob("*.py")}
 
 
+@pytest.mark.slow
 def test_scaling_writes_a_line_for_each_point_and_a_page(
     training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_the_commands_of_the_readme_run_in_order(after_readme: Path) -> None:
         assert (last / "config.json").is_file(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run_in_order(
     after_readme: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

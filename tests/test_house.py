@@ -2,11 +2,15 @@
 
 import ast
 
-from measures import PRIVATE, TREES, measures, private_words
+from measures import PRIVATE, measures, parsed_modules, private_words
 
 
 def test_no_private_word_is_a_name_in_the_package() -> None:
-    found = {name: dict(words) for name, tree in TREES.items() if (words := private_words([tree]))}
+    found = {
+        name: dict(words)
+        for name, tree in parsed_modules().items()
+        if (words := private_words([tree]))
+    }
     assert not found
 
 

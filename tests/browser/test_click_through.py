@@ -100,8 +100,18 @@ COMMON = [("desktop", "light"), ("phone", "dark")]
 OTHER = [("desktop", "dark"), ("phone", "light")]
 
 
-@pytest.mark.parametrize(("device", "theme"), COMMON)
-@pytest.mark.parametrize("name", CLICKED)
+@pytest.mark.parametrize(
+    ("name", "device", "theme"),
+    [
+        ("quickstart", *COMMON[0]),
+        pytest.param("quickstart", *COMMON[1], marks=pytest.mark.slow),
+        *(
+            pytest.param(name, *look, marks=pytest.mark.slow)
+            for name in CLICKED[1:]
+            for look in COMMON
+        ),
+    ],
+)
 def test_every_control_can_be_used(name: str, device: str, theme: str, open_page: Open) -> None:
     check_page(name, device, theme, open_page)
 
@@ -115,6 +125,7 @@ def test_every_control_can_be_used_in_the_other_theme(
     check_page(name, device, theme, open_page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_names_of_points_do_not_cover_each_other(device: str, open_page: Open) -> None:
     tab = open_page("race", device)
@@ -127,6 +138,7 @@ def test_names_of_points_do_not_cover_each_other(device: str, open_page: Open) -
     assert sum("/tiny" in name for name in names) == 8  # all entrants have a place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_twenty_entrants_can_be_read(
     device: str, open_page: Open, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +151,7 @@ def test_twenty_entrants_can_be_read(
     assert "…" not in tab.locator("#task-0").inner_text()
 
 
+QUICK = (("hidden", "phone"), ("overlap", "desktop"))  # the others are slow
 PLANTED = {
     "wide": ("main", "node.style.minWidth = '2000px'"),
     "window": ("h1", "node.style.marginLeft = '97vw'"),
@@ -150,8 +163,17 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("kind", PLANTED)
-@pytest.mark.parametrize(("device", "theme"), COMMON)
+@pytest.mark.parametrize(
+    ("kind", "device", "theme"),
+    [
+        pytest.param(
+            *(kind, device, theme),
+            marks=[] if (kind, device) in QUICK else pytest.mark.slow,
+        )
+        for kind in PLANTED
+        for device, theme in COMMON
+    ],
+)
 def test_a_planted_mistake_is_found(kind: str, device: str, theme: str, open_page: Open) -> None:
     selector, mistake = PLANTED[kind]
     tab = open_page("quickstart", device, theme)

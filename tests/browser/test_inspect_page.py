@@ -39,7 +39,11 @@ TIMED = """() => {
 }"""
 SLOW = 100  # milliseconds; 16 alone on a CPU, and 1,500 where a hover painted every cell
 DEVICES = pytest.mark.parametrize(
-    ("device", "theme"), [("desktop", "light"), ("phone", "dark")], ids=["desktop", "phone"]
+    ("device", "theme"),
+    [
+        pytest.param("desktop", "light", id="desktop"),
+        pytest.param("phone", "dark", id="phone", marks=pytest.mark.slow),
+    ],
 )
 
 
@@ -86,6 +90,7 @@ def expected(view: ObjectiveView, token: int) -> dict[str, tuple[list[int], list
     return {name: (places[name], sorted(seen[name])) for name in places}
 
 
+@pytest.mark.slow
 @DEVICES
 def test_every_card_of_every_family_shows_what_its_masks_hold(
     device: str, theme: str, open_page: Open, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +123,7 @@ IN_VIEW = """() => [...document.querySelectorAll(".stream")].flatMap((stream) =>
 })"""  # noqa: E501
 
 
+@pytest.mark.slow
 @DEVICES
 def test_tables_scroll_to_the_token_that_is_chosen(
     device: str, theme: str, open_page: Open, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +138,7 @@ def test_tables_scroll_to_the_token_that_is_chosen(
         assert len(found) >= 5 and all(found), token
 
 
+@pytest.mark.slow
 @DEVICES
 def test_curves_over_tokens_name_them(device: str, theme: str, open_page: Open) -> None:
     tab = open_page("inspect", device, theme)
@@ -162,6 +169,7 @@ def test_heads_can_be_chosen(device: str, theme: str, open_page: Open) -> None:
     assert sum(weights) == pytest.approx(1, abs=0.02) and not any(weights[3:])
 
 
+@pytest.mark.slow
 @DEVICES
 def test_every_token_of_the_text_answers_in_a_trained_encoder_decoder(
     device: str, theme: str, open_page: Open
@@ -177,6 +185,7 @@ def test_every_token_of_the_text_answers_in_a_trained_encoder_decoder(
         tokens.nth(number).click()
 
 
+@pytest.mark.slow
 @DEVICES
 def test_a_token_of_the_second_row_shows_its_memory(
     device: str, theme: str, open_page: Open
@@ -201,6 +210,7 @@ def test_a_token_of_the_second_row_shows_its_memory(
     assert "0.00 of its attention is to the memory" in attention.locator(".chosen").inner_text()
 
 
+@pytest.mark.slow
 @DEVICES
 def test_the_discriminator_of_a_trained_model_says_something_of_every_token(
     device: str, theme: str, open_page: Open
@@ -262,6 +272,7 @@ def test_a_mouse_marks_a_token_everywhere_and_leaves_no_mark(open_page: Open) ->
     assert painted(grid) == plain and tab.locator(".objective .tok.active").count() == 0
 
 
+@pytest.mark.slow
 def test_a_mouse_that_moves_down_a_grid_marks_each_token(open_page: Open) -> None:
     tab = open_page("inspect")
     gpt2 = card(tab, "gpt2/nano", "clm")
@@ -272,6 +283,7 @@ def test_a_mouse_that_moves_down_a_grid_marks_each_token(open_page: Open) -> Non
             assert texts(gpt2.locator(".tok.active")) == [token]
 
 
+@pytest.mark.slow
 def test_a_mouse_on_the_large_grid_chooses_its_row(open_page: Open) -> None:
     tab = open_page("inspect")
     attention = tab.locator("#model-1 .attention").first
@@ -284,6 +296,7 @@ def test_a_mouse_on_the_large_grid_chooses_its_row(open_page: Open) -> None:
         assert painted(large) != plain
 
 
+@pytest.mark.slow
 def test_a_hover_is_quick_on_a_page_of_252_tokens(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +329,7 @@ def test_a_family_can_be_hidden_or_shown_alone(device: str, theme: str, open_pag
     assert tab.locator(".objective:visible").count() == 4
 
 
+@pytest.mark.slow
 @DEVICES
 def test_a_link_leads_to_a_family_below_the_text(device: str, theme: str, open_page: Open) -> None:
     tab = open_page("inspect", device, theme)
@@ -338,6 +352,7 @@ def test_a_link_leads_to_a_family_below_the_text(device: str, theme: str, open_p
     assert all(tab.locator(target).count() == 1 for target in targets)
 
 
+@pytest.mark.slow
 @DEVICES
 def test_grids_name_their_rows_and_columns(device: str, theme: str, open_page: Open) -> None:
     tab = open_page("inspect", device, theme)
@@ -370,6 +385,7 @@ CONTRAST = """(node) => {
 }"""  # noqa: E501
 
 
+@pytest.mark.slow
 @DEVICES
 def test_a_token_with_all_of_the_attention_is_legible(
     device: str, theme: str, open_page: Open
@@ -384,6 +400,7 @@ def test_a_token_with_all_of_the_attention_is_legible(
     assert token.evaluate(CONTRAST) < tab.locator(".keys-strip .tok").last.evaluate(CONTRAST) - 2
 
 
+@pytest.mark.slow
 def test_a_chart_of_norms_does_not_magnify_rounding(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +432,7 @@ def test_costs_open_and_nothing_is_cut_off(device: str, theme: str, open_page: O
     assert tab.evaluate(CUT_OFF) == []
 
 
+@pytest.mark.slow
 @DEVICES
 def test_costs_of_a_part_are_read_without_scrolling(
     device: str, theme: str, open_page: Open
@@ -430,6 +448,7 @@ def test_costs_of_a_part_are_read_without_scrolling(
     assert cost.locator(".multiples").evaluate(gap) >= 20
 
 
+@pytest.mark.slow
 @DEVICES
 def test_grids_are_text_too(device: str, theme: str, open_page: Open) -> None:
     tab = open_page("inspect", device, theme)

@@ -25,12 +25,24 @@ def check_whole(tab: Any) -> None:
     assert tab.evaluate(CUT_OFF) == []
 
 
-@pytest.mark.parametrize(("device", "theme"), [("desktop", "light"), ("phone", "dark")])
-@pytest.mark.parametrize("name", PAGES)
+SAMPLE = (("run", "desktop"), ("evaluation", "phone"), ("race", "phone"))  # the others are slow
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "theme"),
+    [
+        pytest.param(
+            *(name, device, theme), marks=[] if (name, device) in SAMPLE else pytest.mark.slow
+        )
+        for name in PAGES
+        for device, theme in (("desktop", "light"), ("phone", "dark"))
+    ],
+)
 def test_nothing_is_cut_off(name: str, device: str, theme: str, open_page: Open) -> None:
     check_whole(open_page(name, device, theme))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 @pytest.mark.parametrize("name", ["isotropy", "neurons", "probe"])
 def test_tables_of_measures_are_read_without_scrolling(
@@ -71,6 +83,7 @@ HOVERED = {
 }
 
 
+@pytest.mark.slow
 def test_short_values_of_a_phone_stand_on_one_line(open_page: Open) -> None:
     cells = open_page("audit", "phone").locator("td[data-label]:visible").all()
     short = {
@@ -82,11 +95,13 @@ def test_short_values_of_a_phone_stand_on_one_line(open_page: Open) -> None:
     assert max(short.values()) < 32
 
 
+@pytest.mark.slow
 def test_a_long_name_leaves_room_for_the_numbers_beside_it(open_page: Open) -> None:
     for box in open_page("tokenizers").locator(".scroll:has(table.records)").all():
         assert box.evaluate("node => node.scrollWidth <= node.clientWidth")
 
 
+@pytest.mark.slow
 def test_negative_numbers_have_minus_signs(open_page: Open) -> None:
     texts = open_page("claims").locator("figure svg text").all_text_contents()
     assert "−1.3" in texts and "−1.9 to −0.7" in texts
@@ -111,6 +126,7 @@ def test_hovering_shows_the_values(open_page: Open) -> None:
     assert "74.9" in chart.locator(".tip-box").inner_text()
 
 
+@pytest.mark.slow
 def test_hovering_shows_a_rate_below_one(open_page: Open) -> None:
     chart = figure(tab := open_page("lr-find"), "line")
     chart.scroll_into_view_if_needed()
@@ -144,6 +160,7 @@ def drag(tab: Any, chart: Any, start: float, end: float) -> None:
     tab.mouse.up()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_a_drag_zooms_and_the_button_resets(device: str, open_page: Open) -> None:
     tab = open_page("gallery", device)
@@ -158,6 +175,7 @@ def test_a_drag_zooms_and_the_button_resets(device: str, open_page: Open) -> Non
     assert chart.locator(".unzoom").is_hidden()
 
 
+@pytest.mark.slow
 def test_an_axis_can_be_logarithmic(open_page: Open) -> None:
     chart = figure(open_page("gallery"), "line")
     before = chart.locator("svg text").all_text_contents()
@@ -183,6 +201,7 @@ def test_the_theme_button_recolors_page_and_charts(open_page: Open) -> None:
     assert color(tab, "body", "backgroundColor") == looks[0][0]
 
 
+@pytest.mark.slow
 def test_paper_is_white_and_has_no_buttons(open_page: Open) -> None:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     light = color(open_page("quickstart"), "body", "backgroundColor")
@@ -194,6 +213,7 @@ def test_paper_is_white_and_has_no_buttons(open_page: Open) -> None:
     assert tab.locator("figure.drawn svg").first.bounding_box()["width"] <= 680
 
 
+@pytest.mark.slow
 def test_charts_follow_the_width_of_the_window(open_page: Open) -> None:
     tab = open_page("gallery")
     tab.set_viewport_size({"width": 390, "height": 844})
@@ -213,6 +233,7 @@ def test_without_scripts_the_data_is_a_table(open_page: Open) -> None:
     assert tab.locator(".plot").first.is_hidden()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_the_command_and_the_recipe_are_readable(device: str, open_page: Open) -> None:
     tab = open_page("run", device)

@@ -33,7 +33,7 @@ def column(table: Any, index: int) -> list[str]:
     return table.locator(f"tbody tr td:nth-child({index})").all_inner_texts()
 
 
-@pytest.mark.parametrize("device", ["desktop", "phone"])
+@pytest.mark.parametrize("device", ["desktop", pytest.param("phone", marks=pytest.mark.slow)])
 def test_a_hidden_entrant_leaves_all_charts_and_tables(device: str, open_page: Open) -> None:
     tab = open_page("small race", device)
     task = tab.locator("#task-0")
@@ -54,6 +54,7 @@ def test_a_hidden_entrant_leaves_all_charts_and_tables(device: str, open_page: O
     assert tab.locator(".reset").is_hidden()
 
 
+@pytest.mark.slow
 def test_a_phone_shows_the_interval_of_a_score_without_scrolling(open_page: Open) -> None:
     tab = open_page("small race", "phone")
     tables = tab.locator("#text .scroll table[data-sortable]:not(.list)").all()
@@ -67,6 +68,7 @@ def test_a_phone_shows_the_interval_of_a_score_without_scrolling(open_page: Open
         assert table.locator("tbody th").first.inner_text() in ENTRANTS  # not broken
 
 
+@pytest.mark.slow
 def test_columns_that_a_phone_scrolls_to_make_no_row_tall(open_page: Open) -> None:
     tab = open_page("small race", "phone")
     rows = tab.locator("#text table[data-sortable]:not(.list) tbody tr:not(.line)")
@@ -74,6 +76,7 @@ def test_columns_that_a_phone_scrolls_to_make_no_row_tall(open_page: Open) -> No
     assert len(heights) == len(ENTRANTS) and max(heights) < 45  # a line of text
 
 
+@pytest.mark.slow
 def test_a_desktop_shows_the_costs_of_all_seeds_without_scrolling(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +90,7 @@ def test_a_desktop_shows_the_costs_of_all_seeds_without_scrolling(
     assert table.evaluate("node => node.scrollWidth <= node.clientWidth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_long_names_of_tasks_leave_the_page_in_its_width(
     device: str, open_page: Open, monkeypatch: pytest.MonkeyPatch
@@ -100,12 +104,14 @@ def test_long_names_of_tasks_leave_the_page_in_its_width(
     assert tab.evaluate(CUT_OFF) == []
 
 
+@pytest.mark.slow
 def test_the_page_says_that_pairs_decide_where_lines_overlap(open_page: Open) -> None:
     tab = open_page("small race")
     for section in ("#text", "#task-0"):
         assert "can be shown where lines overlap" in tab.locator(section).inner_text()
 
 
+@pytest.mark.slow
 def test_a_double_click_leaves_one_entrant(open_page: Open) -> None:
     tab = open_page("small race")
     chip(tab, "bert/tiny").dblclick()
@@ -119,6 +125,7 @@ def expect_text(place: Any, text: str) -> None:
     api.expect(place).to_contain_text(text)
 
 
+@pytest.mark.slow
 def test_a_chart_that_was_not_shown_hides_the_entrant_too(open_page: Open) -> None:
     tab = open_page("small race")
     chip(tab, "electra/tiny").click()
@@ -143,6 +150,7 @@ def test_the_number_of_labels_switches_chart_table_and_matrix(open_page: Open) -
     assert other.inner_text() == "all"
 
 
+@pytest.mark.slow
 def test_learning_curves_change_their_axis_together(open_page: Open) -> None:
     tab = open_page("small race")
     drawings = tab.locator("#learning figure:visible svg")
@@ -155,6 +163,7 @@ def test_learning_curves_change_their_axis_together(open_page: Open) -> None:
             expect_text(drawing, axis)
 
 
+@pytest.mark.slow
 def test_any_cost_can_be_set_against_any_score(open_page: Open) -> None:
     tab = open_page("small race")
     chart = tab.locator("#tradeoff figure:visible")
@@ -168,7 +177,7 @@ def test_any_cost_can_be_set_against_any_score(open_page: Open) -> None:
             expect_text(chart.locator("svg"), entrant)
 
 
-@pytest.mark.parametrize("key", ["click", "Enter"])
+@pytest.mark.parametrize("key", ["click", pytest.param("Enter", marks=pytest.mark.slow)])
 def test_a_table_sorts_by_the_value_of_a_column(key: str, open_page: Open) -> None:
     table = open_page("small race").locator("#cost table")
     head = table.locator("thead th", has_text="tokens/s")
@@ -185,6 +194,7 @@ def test_a_table_sorts_by_the_value_of_a_column(key: str, open_page: Open) -> No
     assert names(table) == sorted(ENTRANTS)
 
 
+@pytest.mark.slow
 def test_pairs_are_found_by_name_and_by_what_was_shown(open_page: Open) -> None:
     tab = open_page("small race")
     pairs = tab.locator("#task-0 details.pairs:visible")
@@ -227,6 +237,7 @@ RACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 @pytest.mark.parametrize("name", RACES)
 def test_small_and_large_races_fit(

@@ -22,6 +22,7 @@ def test_the_list_has_every_claim_with_its_source(kinfolk: Kinfolk) -> None:
     assert "nsp" in said.out and "electra" not in said.out
 
 
+@pytest.mark.slow
 def test_the_plan_has_entrants_and_budgets_and_writes_nothing(
     kinfolk: Kinfolk, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,11 +79,11 @@ def test_a_bidirectional_model_is_scored_in_both_directions(
 
 @pytest.mark.parametrize("most", [9, 10**6])
 def test_an_encoder_scores_some_tokens_evenly_spread_and_says_so(
-    most: int, kinfolk: Kinfolk, home: Home, runs: dict[str, Path]
+    most: int, kinfolk: Kinfolk, runs: dict[str, Path], text: Path
 ) -> None:
-    said = kinfolk(*("evaluate", runs["bert"], "--text", home.text, "--json", "--max-tokens", most))
+    said = kinfolk(*("evaluate", runs["bert"], "--text", text, "--json", "--max-tokens", most))
     score = json.loads(said.out)
-    size = package.evaluate(runs["bert"], file=home.text).tokens
+    size = package.evaluate(runs["bert"], file=text).tokens
     if most > size:
         assert (score["tokens"], "sampled_from" in score, said.err) == (size, False, "")
         return

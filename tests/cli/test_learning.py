@@ -36,7 +36,6 @@ SETTINGS = {
         *("--batch", 16, "--steps", 200, "train.lr=3e-2"),
     ),
 }
-QUICK = ("gpt2", "xlnet")  # the others are slow
 SCHEDULE = ("train.warmup=20", "train.schedule=trapezoid")
 PIECES = {"bert": ("--kind", "bpe", "--vocab", 512)}
 
@@ -60,10 +59,8 @@ def wiki(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "member",
-    [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in SETTINGS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("member", SETTINGS)
 def test_300_steps_beat_the_unigram_entropy(member: str, wiki: Path, kinfolk: Kinfolk) -> None:
     run = wiki / member
     said = kinfolk(

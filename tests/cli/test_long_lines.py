@@ -22,7 +22,13 @@ LINES = {
 }
 
 
-@pytest.fixture(scope="module", params=LINES)
+QUICK = ("one word", "only combining characters")  # the others are slow
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in LINES],
+)
 def line(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     part = LINES[request.param]
     file = tmp_path_factory.mktemp("line") / "line.txt"

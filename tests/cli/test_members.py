@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 import kinfolk.families as kinfolk_families
 from support.loops import every_case
 from support.runs import Kinfolk
@@ -12,6 +14,7 @@ FILES = {
     for f in Path(kinfolk_families.__path__[0]).glob("*.py")
     if "\n    objectives=" in f.read_text() or "\n    formulation=" in f.read_text()
 }
+QUICK = ("ngram", "gpt2", "t5")  # the others are slow
 COMMANDS = (
     "members",
     "tokenizer train",
@@ -87,16 +90,23 @@ def test_a_family_is_listed_with_its_sizes_and_parameters(kinfolk: Kinfolk) -> N
     assert "did you mean bert" in kinfolk("members", "brt").sentence
 
 
-def test_every_family_has_the_dimensions_of_its_sizes(kinfolk: Kinfolk) -> None:
-    with every_case() as case:
-        for entry in kinfolk_families.index().values():
-            if entry.objectives or entry.capabilities:
-                with case(entry.name):
-                    lines = kinfolk("members", entry.name).out.splitlines()
-                    header = next(line for line in lines if line.startswith("size "))
-                    own = ("order",) if entry.name == "ngram" else ("layers", "hidden size")
-                    assert all(name in header for name in ("parameters", *own))
-                    assert any(line.startswith("parameters: with ") for line in lines)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(entry.name, marks=[] if entry.name in QUICK else pytest.mark.slow)
+        for entry in kinfolk_families.index().values()
+        if entry.objectives or entry.capabilities
+    ],
+)
+def test_every_family_has_the_dimensions_of_its_sizes(name: str, kinfolk: Kinfolk) -> None:
+    lines = kinfolk("members", name).out.splitlines()
+    header = next(line for line in lines if line.startswith("size "))
+    own = ("order",) if name == "ngram" else ("layers", "hidden size")
+    assert all(column in header for column in ("parameters", *own))
+    assert any(line.startswith("parameters: with ") for line in lines)
+
+
+def test_a_family_without_pretraining_has_the_dimensions_of_its_sizes(kinfolk: Kinfolk) -> None:
     lines = kinfolk("members", "cvt").out.splitlines()
     assert next(line.split() for line in lines if line.startswith("cvt "))[2:4] == ["2", "2,048"]
 

@@ -111,6 +111,7 @@ def learned(texts: Path, folders: Path, kinfolk: Kinfolk) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_direction_without_pairs_is_translated_far_better_than_by_copying(learned: Path) -> None:
     found = json.loads((learned / "translation.json").read_text(encoding="utf-8"))["directions"]
     for name, least in (("en-de", 80), ("de-en", 80), ("de-zh", 50), ("zh-de", 15)):
@@ -229,6 +230,7 @@ def test_translate_puts_the_tag_before_the_source_as_training_does(
     assert sources == [[*corpus.document(i)[:n].tolist(), eos] for i, n in enumerate(sizes)]
 
 
+@pytest.mark.slow
 def test_a_pivot_translates_what_the_first_pass_wrote(
     learned: Path, texts: Path, kinfolk: Kinfolk, sources: list[list[int]], tmp_path: Path
 ) -> None:
@@ -302,6 +304,7 @@ def test_pairs_continue_from_a_model_whose_tokenizer_has_the_tags(
     assert recipe.model.vocab_size == 383
 
 
+@pytest.mark.slow
 def test_pairs_continue_from_an_encoder_that_predicted_masked_tokens(
     texts: Path, kinfolk: Kinfolk, tmp_path: Path
 ) -> None:

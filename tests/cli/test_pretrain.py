@@ -268,6 +268,7 @@ def test_weights_that_make_no_mixture_are_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_with_130_and_resume_arrives(
     home: Home, kinfolk: Kinfolk, tmp_path: Path
 ) -> None:

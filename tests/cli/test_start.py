@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,32 @@ else:
     code = 0
 print(code, "torch" in sys.modules, file=sys.stderr)
 """
-
+# For each line of arguments, run the code above in a copy of a process that has imported what most
+# commands import, and reply with what it printed.
+SERVER = """
+import contextlib, functools, io, json, os, sys, tempfile
+import typer.main
+from kinfolk.cli import main
+typer.main.get_command = functools.cache(typer.main.get_command)
+sys.argv = ["kinfolk", "compare", "--resume", "nowhere"]
+with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+for line in sys.stdin:
+    with tempfile.TemporaryFile("w+") as printed:
+        child = os.fork()
+        if not child:
+            os.dup2(printed.fileno(), 1)
+            os.dup2(printed.fileno(), 2)
+            words = json.loads(line)
+            sys.argv = ["-c", *words["arguments"]]
+            exec(words["code"], {})
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        printed.seek(0)
+        print(json.dumps(printed.read()), flush=True)
+"""
 
 RUN = {
     "type": "finetune",
@@ -169,17 +195,43 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"run": run, "bad": bad}
 
 
+@pytest.fixture(scope="module")
+def run_alone() -> Iterator[Callable[..., str]]:
+    """Return a function that runs a command in a process without torch and returns its output."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        requests, replies = server.stdin, server.stdout
+
+        def run(*arguments: str, code: str = CHILD) -> str:
+            print(json.dumps({"code": code, "arguments": arguments}), file=requests, flush=True)
+            said: str = json.loads(replies.readline())
+            return said
+
+        yield run
+
+
+def test_an_import_of_torch_is_noticed(run_alone: Callable[..., str]) -> None:
+    """The mistake that the other tests look for, planted."""
+    assert run_alone("members", code=f"import torch\n{CHILD}").splitlines()[-1] == "0 True"
+    assert run_alone("members").splitlines()[-1] == "0 False"
+
+
 @pytest.mark.parametrize(("words", "code"), COMMANDS, ids=[words for words, _ in COMMANDS])
 def test_torch_is_not_imported(
-    words: str, code: int, home: Home, inputs: dict[str, Path], tmp_path: Path
+    words: str,
+    code: int,
+    home: Home,
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    run_alone: Callable[..., str],
 ) -> None:
     folders = {"tmp": tmp_path, "text": home.text, "tok": home.tokenizer, "corpus": home.corpus}
     folders |= inputs
     arguments = [word.format(**folders) for word in words.split()]
-    found = subprocess.run(
-        [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, check=True
-    )
-    assert found.stderr.splitlines()[-1] == f"{code} False", found.stderr
+    found = run_alone(*arguments)
+    assert found.splitlines()[-1] == f"{code} False", found
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from support.contracts import (
     build,
     documents,
     shaken,
+    slow_pairs,
 )
 from support.pairs import contracted
 
@@ -42,6 +43,7 @@ EVERY = pytest.mark.parametrize(
     LEARNING,
     ids=[name for name, pair in zip(NAMES, PAIRS, strict=True) if pair in LEARNING],
 )
+SAMPLED = slow_pairs(LEARNING)
 Gradients = tuple[float, dict[str, Tensor]]
 
 
@@ -76,7 +78,7 @@ def compare(fast: Gradients, plain: Gradients, within: float) -> None:
         torch.testing.assert_close(fast[1][name], wanted, rtol=within, atol=scale, msg=name)
 
 
-@EVERY
+@SAMPLED
 def test_packed_rows_learn_what_single_texts_do(member: Family, way: str) -> None:
     setting = Setting(member, way)
     alone = [setting.objective.collate([[text]]) for row in setting.rows for text in row]
@@ -144,7 +146,7 @@ def test_texts_that_the_loader_found_are_those_of_the_network(member: Family, wa
         compare(setting.gradients(found), setting.gradients(setting.batch), 1e-12)
 
 
-@EVERY
+@SAMPLED
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_has_the_loss_of_the_dense_mask(member: Family, way: str) -> None:
     """Its gradients are compared on CUDA, which alone has them: `tests/test_compiled.py`."""

@@ -5,7 +5,7 @@ loss of short runs on the CPU, by the words a user types, and `golden/batches.js
 batches of every objective. After a change that is meant to move numbers, and only then, write them
 anew and say in the commit why they moved:
 
-    python -m pytest tests/contracts/test_golden.py --update-golden
+    python -m pytest -m "" tests/contracts/test_golden.py --update-golden
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from kinfolk.batch import tree_map
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.tasks.task import kinds
-from support.contracts import PAIRS, documents, modules, objective, short
+from support.contracts import PAIRS, SAMPLE, documents, modules, objective, short
 from support.runs import DOES, WHAT, WHO, Home, Kinfolk
 from support.task_files import FILES
 
@@ -88,7 +88,13 @@ def parallel_text(folder: Path) -> list[object]:
     return [*options, "--vocab", 380]
 
 
-@pytest.mark.parametrize("case", PRETRAINED)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if tuple(case.split()) in SAMPLE else pytest.mark.slow)
+        for case in PRETRAINED
+    ],
+)
 def test_pretraining_gives_the_stored_losses(
     case: str, home: Home, kinfolk: Kinfolk, tmp_path: Path, update: bool
 ) -> None:

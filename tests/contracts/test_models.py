@@ -25,6 +25,7 @@ from support.contracts import (
     LENGTH,
     NAMES,
     PAIRS,
+    SAMPLE,
     SPECIALS,
     VOCAB,
     across,
@@ -33,6 +34,7 @@ from support.contracts import (
     documents,
     labels_of,
     shaken,
+    slow_pairs,
 )
 from support.loops import every_case
 from support.networks import hollow
@@ -47,6 +49,7 @@ LEARN = pytest.mark.parametrize(
     [(m, way) for m, way in PAIRS if m in LEARNERS],
     ids=[name for name, (m, _) in zip(NAMES, PAIRS, strict=True) if m in LEARNERS],
 )
+LEARN_LONG = slow_pairs((m, way) for m, way in PAIRS if m in LEARNERS)
 LEARNING_MEMBERS = pytest.mark.parametrize("member", LEARNERS, ids=[m.name for m in LEARNERS])
 WRITERS = [m for m in families().values() if "generate" in m.capabilities]
 
@@ -96,6 +99,12 @@ def test_every_family_is_under_contract() -> None:
     assert {m.name for m, _ in PAIRS} == set(families()), "a family without an objective"
 
 
+def test_the_sample_of_pairs_has_every_family_and_every_objective() -> None:
+    assert {name for name, _ in SAMPLE} == set(families())
+    assert {way for _, way in SAMPLE} == {way for _, way in PAIRS}
+    assert len(SAMPLE) < len(PAIRS)
+
+
 def test_a_family_without_gradients_says_why_and_has_none() -> None:
     others = [m for m in families().values() if m not in LEARNERS]
     assert [m.name for m in others] == ["ngram"]
@@ -124,7 +133,7 @@ def test_what_only_pretraining_needs_is_there_to_be_removed(member: Family) -> N
     assert parts.issuperset(model.pretraining_only + model.pooling_only)
 
 
-@LEARN
+@LEARN_LONG
 def test_the_loss_falls(member: Family, way: str) -> None:
     objective, model = objective_of(member, way), build(member)
     feed = PackedDataset(objective, documents(), batch_size=4)
@@ -254,7 +263,7 @@ def may_see(batch: Batch[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return direct, ever
 
 
-@LEARN
+@LEARN_LONG
 def test_no_token_sees_what_its_sight_forbids(member: Family, way: str) -> None:
     """The gradient with respect to what may not be seen is exactly zero, dropout and all."""
     objective = objective_of(member, way)
@@ -341,7 +350,7 @@ def test_the_order_of_rows_and_of_texts_in_them_changes_no_loss(member: Family, 
     assert sums(objective, model, turned) == pytest.approx(expected, rel=1e-6)
 
 
-@LEARN
+@LEARN_LONG
 def test_two_runs_with_one_seed_agree_to_the_bit(member: Family, way: str) -> None:
     def run(seed: int, before: int) -> dict[str, Tensor]:
         objective, model = objective_of(member, way), build(member, dropout=0.1, seed=seed)
@@ -359,7 +368,7 @@ def test_two_runs_with_one_seed_agree_to_the_bit(member: Family, way: str) -> No
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-@LEARN
+@LEARN_LONG
 def test_micro_batches_equal_the_whole_batch(member: Family, way: str) -> None:
     def run(rows: int, parts: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         objective, model = objective_of(member, way), build(member).double()

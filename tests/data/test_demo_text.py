@@ -14,11 +14,13 @@ def documents() -> list[str]:
     return list(demo_text.demo_documents())
 
 
+@pytest.mark.slow
 def test_there_are_megabytes_of_it(documents: list[str]) -> None:
     assert len(documents) > 500
     assert sum(len(document.encode()) for document in documents) > 1_500_000
 
 
+@pytest.mark.slow
 def test_it_is_english_in_documents_of_a_paragraph_to_a_few_pages(documents: list[str]) -> None:
     words = " ".join(documents).lower().split()
     assert words.count("the") > len(words) / 30
@@ -26,6 +28,7 @@ def test_it_is_english_in_documents_of_a_paragraph_to_a_few_pages(documents: lis
     assert sum(len(document) > 20_000 for document in documents) < len(documents) / 100
 
 
+@pytest.mark.slow
 def test_nothing_comes_twice(documents: list[str]) -> None:
     assert len(set(documents)) == len(documents)
 

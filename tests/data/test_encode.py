@@ -66,7 +66,13 @@ def same(found: EncodedDocuments, wanted: EncodedDocuments) -> None:
 
 
 @given(text=TEXTS)
-@pytest.mark.parametrize(("kind", "low"), TOKENIZERS)
+@pytest.mark.parametrize(
+    ("kind", "low"),
+    [
+        pytest.param(kind, low, marks=pytest.mark.slow if low and kind != "wordpiece" else ())
+        for kind, low in TOKENIZERS
+    ],
+)
 def test_any_text_has_the_ids_and_sentences_of_the_whole(kind: str, low: bool, text: str) -> None:
     tokenizer = TOKENIZERS[kind, low]
     same(DocumentEncoder(tokenizer)([text]), plain(tokenizer, text))
@@ -113,8 +119,19 @@ def test_no_documents_have_no_ids() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("kind", ["bpe", "word-bpe", "wordpiece"])
-@pytest.mark.parametrize(("name", "words"), [("wiki_en", "spaces"), ("wiki_zh", "jieba")])
+@pytest.mark.parametrize(
+    ("name", "words", "kind"),
+    [
+        *(("wiki_en", "spaces", "bpe"), ("wiki_zh", "jieba", "wordpiece")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                *(("wiki_en", "spaces", kind) for kind in ("word-bpe", "wordpiece")),
+                *(("wiki_zh", "jieba", kind) for kind in ("bpe", "word-bpe")),
+            )
+        ),
+    ],
+)
 def test_real_text_has_the_ids_of_the_whole(real: Path, name: str, words: str, kind: str) -> None:
     with gzip.open(real / name / "valid.txt.gz", "rt", encoding="utf-8") as file:
         texts = file.read(20_000).split("\n\n")

@@ -85,17 +85,27 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return seen
 
 
-@pytest.mark.parametrize("name", NAMES)
+BEAMS = (
+    GenerationConfig(num_beams=3),
+    GenerationConfig(num_beams=4, length_penalty=0.0),
+    GenerationConfig(num_beams=4, length_penalty=-1.0, early_stopping=True),
+    GenerationConfig(num_beams=4, num_beam_groups=2, diversity_penalty=1.5),
+    GenerationConfig(num_beams=6, num_beam_groups=3, diversity_penalty=0.4, length_penalty=0.5),
+)
+
+
 @pytest.mark.parametrize(
-    "beam",
+    ("name", "beam"),
     [
-        GenerationConfig(num_beams=3),
-        GenerationConfig(num_beams=4, length_penalty=0.0),
-        GenerationConfig(num_beams=4, length_penalty=-1.0, early_stopping=True),
-        GenerationConfig(num_beams=4, num_beam_groups=2, diversity_penalty=1.5),
-        GenerationConfig(num_beams=6, num_beam_groups=3, diversity_penalty=0.4, length_penalty=0.5),
+        pytest.param(
+            *(name, beam),
+            id=f"{name}-{beam.num_beams}-{beam.num_beam_groups}",
+            # By default two searches of each family, and families of each search.
+            marks=[] if (row + column) % len(BEAMS) < 2 else pytest.mark.slow,
+        )
+        for row, name in enumerate(NAMES)
+        for column, beam in enumerate(BEAMS)
     ],
-    ids=lambda beam: f"{beam.num_beams}-{beam.num_beam_groups}",
 )
 def test_a_search_is_that_over_whole_passes(
     scribes: dict[str, Scribe], name: str, beam: GenerationConfig, crossings: list[list[int]]

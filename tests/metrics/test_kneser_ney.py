@@ -114,7 +114,7 @@ def test_many_small_runs_give_the_same_bits_as_one(
     prune: Gram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(3)
-    corpus = [rng.zipf(1.4, rng.integers(0, 30)).clip(max=6).tolist() for _ in range(90)]
+    corpus = [rng.zipf(1.4, rng.integers(0, 30)).clip(max=6).tolist() for _ in range(45)]
     whole = fitted(corpus, 5, prune).state_dict()
     for module in (ngram_counts, kneser_ney):
         monkeypatch.setattr(module, "CHUNK", 41)

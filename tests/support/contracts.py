@@ -3,10 +3,12 @@
 import dataclasses
 import importlib
 import inspect
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,24 @@ SPECIALS = SpecialTokens(
 # Every family member under everything it can learn by.
 PAIRS = [(m, way) for m in families().values() for way in m.objectives]
 NAMES = [f"{m.name}-{way}" for m, way in PAIRS]
+
+# Of them, every family by its own objective, and every other objective by its first family.
+OWN = {(m.name, next(iter(m.objectives))) for m in families().values()}
+LENT = {way: (m.name, way) for m, way in reversed(PAIRS)}
+SAMPLE = OWN | {pair for way, pair in LENT.items() if way not in {own for _, own in OWN}}
+
+
+def slow_pairs(pairs: Iterable[tuple[Family, str]]) -> pytest.MarkDecorator:
+    """Run a test for pairs of family and objective; those that are not in `SAMPLE` are slow."""
+    cases = [
+        pytest.param(
+            *(member, way),
+            id=f"{member.name}-{way}",
+            marks=[] if (member.name, way) in SAMPLE else pytest.mark.slow,
+        )
+        for member, way in pairs
+    ]
+    return pytest.mark.parametrize(("member", "way"), cases)
 
 
 # The registered objectives; the pseudo-log-likelihood of one lies in its module.

@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 import torch
+import typer.main
 from typer.core import TyperGroup
-from typer.main import get_command
 
 from kinfolk.cli import load_app, main
 from kinfolk.data import demo_text
 from kinfolk.tasks import task
 from kinfolk.tasks.formats import base
 from kinfolk.workflows import quickstart
+from support.runs import parser
 
 ROOT = Path(__file__).parents[2]
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
@@ -150,7 +151,7 @@ def printed(page: Path) -> Iterator[Code]:
 
 def resolve(arguments: list[str]) -> tuple[Any, list[str]]:
     """Return the subcommand that arguments name and the arguments after it."""
-    command, rest = get_command(load_app()), arguments
+    command, rest = parser(load_app()), arguments
     while isinstance(command, TyperGroup) and rest and rest[0] in command.commands:
         command, rest = command.commands[rest[0]], rest[1:]
     return command, rest
@@ -186,6 +187,7 @@ def run_command(line: str) -> None:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         stack.enter_context(warnings.catch_warnings())
         patch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` sets its own
+        patch.setattr(typer.main, "get_command", parser)
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "stdin", io.StringIO(TYPED.get(arguments[0], "")))
         for name, value in QUICKSTART.items():

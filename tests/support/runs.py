@@ -4,9 +4,11 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from kinfolk.cli import main
 from kinfolk.data.prepare import prepare
@@ -125,11 +127,17 @@ def one_sentence(said: Said) -> str:
     return lines[-1].removeprefix("error: ")
 
 
+# The options of all commands, declared once a process: that takes as long as twenty commands that
+# are refused.
+parser = cache(typer.main.get_command)
+
+
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kinfolk:
     """Return `kinfolk` as a function of its arguments."""
     import warnings
 
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` sets its own
+    monkeypatch.setattr(typer.main, "get_command", parser)
 
     def kinfolk(*arguments: object) -> Said:
         capsys.readouterr()

@@ -1,7 +1,7 @@
 """Shared by tests of tasks: rows of every kind, a tokenizer, and networks with large weights."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -136,6 +136,21 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
                 able &= family_of(body).layout is not None or not formulation.needs_layout
                 if own and able:
                     yield name, kind, formulation
+
+
+def sampled(found: Iterable[tuple[str, str, type[Formulation]]]) -> list[Any]:
+    """Mark cases as slow whose formulation has been with both their family and their kind before.
+
+    All families and all kinds of each formulation are left.
+    """
+    seen, marked = set[tuple[str, str]](), list[Any]()
+    for name, kind, formulation in found:
+        pairs = {(name, formulation.__name__), (formulation.__name__, kind)}
+        marks = pytest.mark.slow if pairs <= seen else ()
+        case_id = f"{name}-{kind}-{formulation.name}"
+        marked.append(pytest.param(name, kind, formulation, id=case_id, marks=marks))
+        seen |= pairs
+    return marked
 
 
 def solving(

@@ -18,10 +18,10 @@ from kinfolk.tasks.formulations.features import FeatureClassifier, FeatureTagger
 from kinfolk.tasks.formulations.sequences import encode_words
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import TaggedSentence
-from support.task_rows import LENGTH, cases, config, rows, task, tokenizer
+from support.task_rows import LENGTH, cases, config, rows, sampled, task, tokenizer
 
 EVERY = [*cases("features")]
-every = pytest.mark.parametrize(("name", "kind", "kind_of"), EVERY)
+every = pytest.mark.parametrize(("name", "kind", "kind_of"), sampled(EVERY))
 
 
 def made(name: str, kind: str, kind_of: type[Formulation], **options: Any) -> tuple[Any, Any]:

@@ -102,7 +102,10 @@ def learn(dictionary: str, labels: Labels, *, steps: int = 60) -> tuple[Any, ...
     return solve, model, fresh, weights, torch.tensor(kinds)
 
 
-@pytest.mark.parametrize("noise", [0, 1], ids=["original", "replaced"])
+@pytest.mark.parametrize(
+    "noise",
+    [pytest.param(0, id="original"), pytest.param(1, id="replaced", marks=pytest.mark.slow)],
+)
 def test_the_weight_of_a_label_set_of_noise_falls(noise: int, dictionary: str) -> None:
     def labels(chosen: bool, kind: int, chance: random.Random) -> list[float]:
         own = [float(chosen), float(chosen)]
@@ -121,6 +124,7 @@ def test_the_weight_of_a_label_set_of_noise_falls(noise: int, dictionary: str) -
     assert said.startswith("learned weights of label sets: original ") and "en-zh.txt" in said
 
 
+@pytest.mark.slow
 def test_a_label_set_weighs_more_in_the_sentences_for_which_it_is_right(dictionary: str) -> None:
     def labels(chosen: bool, kind: int, chance: random.Random) -> list[float]:
         own = [float(chance.random() < 0.35) for _ in range(2)]
@@ -132,7 +136,7 @@ def test_a_label_set_weighs_more_in_the_sentences_for_which_it_is_right(dictiona
     assert abs(weights[:, 0].mean() - 0.5) < 0.2  # neither is better in all sentences
 
 
-@pytest.mark.parametrize("with_rates", [True, False])
+@pytest.mark.parametrize("with_rates", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_set_that_chooses_nothing_wins_only_without_the_rates_of_sets(
     with_rates: bool, dictionary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

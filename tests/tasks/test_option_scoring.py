@@ -28,16 +28,23 @@ from kinfolk.tasks.rows import (
 )
 from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import glm_tokens
-from support.task_rows import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
+from support.task_rows import (
+    CLASSES,
+    alone,
+    apart,
+    cases,
+    rows,
+    same,
+    sampled,
+    solving,
+    task,
+    tokenizer,
+)
 
 SAID = list(cases("text", "cloze", "prompt"))
-NAMES = [f"{name}-{kind}-{formulation.name}" for name, kind, formulation in SAID]
-every = pytest.mark.parametrize(("name", "kind", "formulation"), SAID, ids=NAMES)
-LEARNING = [(case, name) for case, name in zip(SAID, NAMES, strict=True) if case[2] is not Prompt]
+every = pytest.mark.parametrize(("name", "kind", "formulation"), sampled(SAID))
 learning = pytest.mark.parametrize(
-    ("name", "kind", "formulation"),
-    [case for case, _ in LEARNING],
-    ids=[name for _, name in LEARNING],
+    ("name", "kind", "formulation"), sampled(case for case in SAID if case[2] is not Prompt)
 )
 
 

@@ -30,7 +30,7 @@ from kinfolk.tasks.task import task_class
 from kinfolk.training.capture import batch_key
 from kinfolk.training.step import Learner
 from support.host_guard import HostGuard
-from support.task_rows import cases, config, rows, solving, tokenizer
+from support.task_rows import cases, config, rows, sampled, solving, tokenizer
 
 STATIC = [
     case
@@ -91,9 +91,7 @@ def compare(formulation: Formulation, model: Any, some: Sequence[Instance]) -> N
             assert torch.allclose(one, other, atol=2e-5 * largest), name
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "formulation"), STATIC, ids=[f"{n}-{k}-{f.__name__}" for n, k, f in STATIC]
-)
+@pytest.mark.parametrize(("name", "kind", "formulation"), sampled(STATIC))
 def test_padding_changes_neither_loss_nor_gradients(
     name: str, kind: str, formulation: type[Formulation]
 ) -> None:
@@ -127,9 +125,7 @@ def test_padding_changes_nothing_in_distillation_and_class_weights(
     compare(made, model, taught)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "formulation"), STATIC, ids=[f"{n}-{k}-{f.__name__}" for n, k, f in STATIC]
-)
+@pytest.mark.parametrize(("name", "kind", "formulation"), sampled(STATIC))
 def test_a_padded_step_reads_nothing_back(
     name: str, kind: str, formulation: type[Formulation]
 ) -> None:

@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 STATIC = [m for m in families().values() if m.model.static_shapes and m.name != "ngram"]  # counted
-QUICK = ("gpt2", "t5", "xlnet")  # one of each kind of attention; tracing takes seconds
+QUICK = ("gpt2",)  # tracing takes seconds; tests/test_compiled.py has other kinds of attention
 VOCAB = 300
 SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106))
@@ -276,6 +276,7 @@ def test_a_run_whose_compiler_fails_ends_as_one_that_does_not_compile(
     assert failed == plain
 
 
+@pytest.mark.slow
 def test_compiling_is_a_phase_of_its_own_in_the_log_of_speed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,9 @@ def test_every_optimizer_updates_the_master_weights(optimizer: str) -> None:
             assert not torch.equal(old, master)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "transformer_xl"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("t5", "transformer_xl"))]
+)
 def test_a_killed_run_resumes_to_the_bit_and_saves_float32(
     name: str, home: Home, tmp_path: Path
 ) -> None:

@@ -443,18 +443,20 @@ def test_a_timed_run_reads_its_batches_in_order_and_updates(home: Home, tmp_path
         assert len((tmp_path / "log.jsonl").read_text().splitlines()) == done + 2
 
 
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_other_processes_train_while_steps_are_timed(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    processes: int, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes write logs of both recipes while a block runs, and end with it."""
+    """Each writes logs of both recipes while a block runs, and ends with it."""
     monkeypatch.setattr(step_timing.tempfile, "TemporaryDirectory", lambda: kept(tmp_path))
     recipes = [entrant(home.corpus, name) for name in ("gpt2", "bert")]
 
     def steps() -> list[int]:
-        logs = [tmp_path / f"{n}-{run}" / "log.jsonl" for n in (1, 2) for run in (0, 1)]
+        numbers = range(1, processes + 1)
+        logs = [tmp_path / f"{n}-{run}" / "log.jsonl" for n in numbers for run in (0, 1)]
         return [len(path.read_bytes().splitlines()) for path in logs]
 
-    with step_timing.background_training(recipes, 2):
+    with step_timing.background_training(recipes, processes):
         before, ends = steps(), time.monotonic() + 60
         while not all(now > then for now, then in zip(steps(), before, strict=True)):
             assert time.monotonic() < ends
@@ -470,6 +472,7 @@ def kept(folder: Path) -> Iterator[str]:
     yield str(folder)
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_train_is_an_error_with_its_reason(home: Home) -> None:
     broken = entrant(home.corpus, "gpt2")
     broken = dataclasses.replace(broken, train=dataclasses.replace(broken.train, device="cuda:99"))

@@ -235,6 +235,7 @@ def test_runs_read_as_many_tokens_within_two_percent(result: RaceResult) -> None
     assert f"The runs read {least:,.0f} to {most:,.0f} tokens: " in page
 
 
+@pytest.mark.slow
 def test_runs_with_rows_of_random_length_read_as_many_tokens(
     inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -274,6 +275,7 @@ def test_runs_that_are_too_far_apart_are_said_to_be(result: RaceResult) -> None:
     assert not [note for note in result.race["notes"] if "budget apart" in note]
 
 
+@pytest.mark.slow
 def test_runs_do_as_many_flops_within_two_percent(
     inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_entrants_spend_the_same_seconds_on_a_machine_that_drifts(race: RaceResu
         assert row["steps"] == done
 
 
+@pytest.mark.slow
 def test_a_run_has_the_seconds_that_the_search_left(
     inputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_run_has_the_seconds_that_the_search_left(
         compare(ENTRANTS[:2], inputs[0], tmp_path / "less", **options | {"minutes": 0.5})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoints", [(3, 6), (9, 2)])
 def test_a_repetition_that_is_killed_twice_ends_with_the_same_table(
     race: RaceResult, tmp_path: Path, checkpoints: Sequence[int]
@@ -155,6 +157,7 @@ def test_a_repetition_that_is_killed_twice_ends_with_the_same_table(
     assert (out / "options.json").read_bytes() == (race.path / "options.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_keeps_its_decisions(
     inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def scores_by_seed(table: dict[str, Any], name: str) -> list[float]:
     return list(row["seeds"])
 
 
+@pytest.mark.slow
 def test_a_better_entrant_is_ahead_and_an_equal_one_of_other_seeds_is_not(tmp_path: Path) -> None:
     found = race(tmp_path, seeds=3)
     check(found["likelihood"], -1)

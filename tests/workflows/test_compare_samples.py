@@ -141,6 +141,7 @@ def test_a_model_with_another_tokenizer_writes_as_much_text(
     assert asked[evaluator.tokenizer.fingerprint] == FEW["new_tokens"]
 
 
+@pytest.mark.slow
 def test_all_entrants_of_a_comparison_continue_the_same_text(tmp_path: Path, home: Home) -> None:
     """Also one with bytes for tokens, whose rows hold less text, and one that counts."""
     entrants = ["gpt2/nano", "bytes=gpt2/nano tokenizer=bpe:362", "ngram/2"]

@@ -69,7 +69,7 @@ def options(vectors: Path, **more: Any) -> dict[str, Any]:
 SMALL = ("model.task_network.hidden_size=12", "train.device=cpu", "train.warmup=2")
 
 
-@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("pair", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_biattentive_network_learns_over_frozen_vectors(
     pair: bool, translator: Path, vectors: Path, tmp_path: Path
 ) -> None:

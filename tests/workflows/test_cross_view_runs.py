@@ -66,7 +66,8 @@ def test_a_run_alternates_and_names_the_loss_of_each_view(tmp_path: Path) -> Non
     assert "cvt, views" in (run / "report.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("step", [5, 6])  # before an unlabelled step and before a labelled one
+# Before an unlabelled step and before a labelled one.
+@pytest.mark.parametrize("step", [5, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: int) -> None:
     found = [entities(tmp_path), opinions(tmp_path, 24, 12)]
     text = sentences(tmp_path / "text.txt", tag)
@@ -101,6 +102,7 @@ def test_unlabelled_text_that_changed_stops_a_resume(tmp_path: Path) -> None:
         resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_entities_are_learned_scored_and_predicted_from_the_saved_model(tmp_path: Path) -> None:
     found, text = entities(tmp_path, 96), sentences(tmp_path / "text.txt", tag)
     last = "train.eval_every=9999"
@@ -169,7 +171,8 @@ def test_a_run_with_a_linear_head_takes_no_text(tmp_path: Path) -> None:
         )
 
 
-def test_chinese_characters_are_words(tmp_path: Path) -> None:
+def chinese(tmp_path: Path) -> tuple[TaskDataset, Path]:
+    """Return Chinese entities by character, and sentences without labels."""
     rng = random.Random(0)
     people, places = ("王明", "李红", "张伟"), ("北京", "上海")
     lines = []
@@ -184,10 +187,19 @@ def test_chinese_characters_are_words(tmp_path: Path) -> None:
     file.write_text("\n".join(lines), encoding="utf-8")
     text = tmp_path / "text.txt"
     text.write_text("李红去了北京。张伟去了上海！\n王明去了上海。\n", encoding="utf-8")
-    dataset = task_dataset(file)
+    return task_dataset(file), text
+
+
+def test_chinese_characters_are_words(tmp_path: Path) -> None:
+    dataset, text = chinese(tmp_path)
     found = unlabelled_text([text], [dataset])
     assert found.rows[1].words == tuple("张伟去了上海！")
     assert len(found.rows) == 3
+
+
+@pytest.mark.slow
+def test_chinese_entities_are_learned_by_character(tmp_path: Path) -> None:
+    dataset, text = chinese(tmp_path)
     settings = ("train.lr=1e-2", "train.eval_every=9999", "model.backbone.dropout=0.1")
     settings += ("train.batch_size=8",)
     run = tune("cvt/nano", dataset, tmp_path / "run", *settings, epochs=10, unlabelled=[text])

@@ -60,7 +60,13 @@ def test_documents_have_the_nats_and_bytes_of_their_text(home: Home, family: str
     assert bits == pytest.approx(scores.bits_per_byte, rel=1e-6)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "transformer_xl", "elmo", "bert", "xlnet", "t5", "glm"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("gpt2", "transformer_xl", "bert", "glm"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("elmo", "xlnet", "t5")),
+    ],
+)
 def test_a_document_has_the_score_that_it_has_alone(home: Home, family: str) -> None:
     """Its rows are shared with other documents, and it is longer than a row."""
     evaluation = fresh(family, home.corpus)

@@ -129,14 +129,14 @@ def test_a_language_is_modelled_through_texts_longer_than_a_reading(tmp_path: Pa
     ("name", "way", "peak", "epochs"),
     [
         ("bert", "head", 2e-3, 5),
-        ("xlnet", "head", 2e-3, 8),
-        ("bilstm", "head", 5e-3, 10),
+        pytest.param("xlnet", "head", 2e-3, 8, marks=pytest.mark.slow),
+        pytest.param("bilstm", "head", 5e-3, 10, marks=pytest.mark.slow),
         ("gpt2", "transformed", 4e-3, 10),
         # GPT's fresh weights are small.
         pytest.param("gpt", "transformed", 3e-3, 30, marks=pytest.mark.slow),
         ("t5", "text", 1e-2, 6),
-        ("gpt2", "text", 5e-3, 16),
-        ("glm", "text", 3e-3, 14),
+        pytest.param("gpt2", "text", 5e-3, 16, marks=pytest.mark.slow),
+        pytest.param("glm", "text", 3e-3, 14, marks=pytest.mark.slow),
         ("glm", "cloze", 2e-3, 6),
     ],
 )

@@ -215,8 +215,14 @@ def test_a_resume_continues_the_run_of_the_same_id(
     assert [step for step, _ in wandb.lines] == [entry["step"] for entry in read(out)]
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-@pytest.mark.parametrize("call", ["init", "log", "finish"])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        *(("wandb", "init"), ("mlflow", "log"), ("wandb", "finish")),
+        *(pytest.param("mlflow", call, marks=pytest.mark.slow) for call in ("init", "finish")),
+        pytest.param("wandb", "log", marks=pytest.mark.slow),
+    ],
+)
 def test_a_logger_that_fails_is_reported_once_and_changes_no_number(
     services: dict[str, Service], home: Home, tmp_path: Path, name: str, call: str
 ) -> None:
@@ -229,7 +235,7 @@ def test_a_logger_that_fails_is_reported_once_and_changes_no_number(
         f"{name} failed and is off from here on (no route to host); the run continues, and "
         "log.jsonl has every number"
     ]
-    plain = pretrain(home.recipe("gpt2"), tmp_path / "plain")
+    plain = home.run("gpt2")
     assert (run / "log.jsonl").read_bytes() == (plain / "log.jsonl").read_bytes()
     assert (run / "report.html").is_file()
 

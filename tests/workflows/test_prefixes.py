@@ -119,8 +119,14 @@ def test_the_model_stays_as_it_is_and_is_not_in_the_run(
     assert "attributes" in (run / "report.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("latent", [False, True])
-@pytest.mark.parametrize("step", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("latent", "step"),
+    [
+        *((False, 3), (True, 5)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 1), (False, 5))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, 1), (True, 3))),
+    ],
+)
 def test_an_interrupted_run_ends_as_if_nothing_had_happened(
     latent: bool, step: int, home: Path, decoder: Path, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_few_numbers_are_computed_by_one_thread(numbers: int, threads: int) -> N
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_control_task_of_unseen_words_is_selective(
     bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_pairs_of_words_and_single_words(
     assert result.notes == ()
 
 
+@pytest.mark.slow
 def test_rows_that_are_cut_or_left_out_are_counted(
     bert: tuple[LanguageModel, Tokenizer], tmp_path: Path
 ) -> None:

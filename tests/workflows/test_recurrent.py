@@ -26,7 +26,7 @@ def recipe(home: Home, *settings: str, objective: str | None = None) -> Recipe:
     return make_recipe("ulmfit/nano", home.corpus, objective=objective, length=24, settings=given)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_run_ends_with_the_same_bits(home: Home, tmp_path: Path, parts: int) -> None:
     settings = f"train.gradient_accumulation={parts}"
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -41,7 +41,9 @@ def test_a_killed_run_ends_with_the_same_bits(home: Home, tmp_path: Path, parts:
     )
 
 
-@pytest.mark.parametrize("objective", ["bptt", "stream", "clm"])
+@pytest.mark.parametrize(
+    "objective", ["bptt", *(pytest.param(n, marks=pytest.mark.slow) for n in ("stream", "clm"))]
+)
 def test_it_is_evaluated_and_generates(home: Home, tmp_path: Path, objective: str) -> None:
     run = pretrain(recipe(home, "train.eval_batches=1000", objective=objective), tmp_path / "run")
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])

@@ -60,9 +60,14 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
 ]
 
 
+# Each family, and each moment within a checkpoint, is in one of the others.
+LONG = (("gpt2", at, (2,)), ("bert", at, (2,)), ("gpt2", at, (4,)), ("t5", at, (5,)))
+LONG += (("bert", inside, ("save_training_state", 8)), ("gpt2", inside, ("replace_link", 8)))
+
+
 @pytest.mark.parametrize(
     ("member", "plan", "arguments"),
-    CASES,
+    [pytest.param(*case, marks=pytest.mark.slow if case in LONG else ()) for case in CASES],
     ids=[f"{m}-{p.__name__}-{'-'.join(map(str, a))}" for m, p, a in CASES],
 )
 def test_a_killed_run_ends_like_one_left_alone(
@@ -135,7 +140,10 @@ def test_workers_may_change_from_one_day_to_the_next(
     same(run, runs["t5"], WEIGHTS)
 
 
-@pytest.mark.parametrize("member", ["bert", "t5", "elmo"])  # whose states are carried
+# Of ELMo states are carried.
+@pytest.mark.parametrize(
+    "member", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "elmo"))]
+)
 def test_steps_in_parts_resume_exactly(member: str, home: Home, tmp_path: Path) -> None:
     whole = home.run(member, f"{member}-parts", "train.gradient_accumulation=2")
     run = tmp_path / "run"

@@ -1,5 +1,7 @@
 """Runs on batches of static shapes: the losses of packed ones, the same batches after a resume."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,12 @@ def made_run(folder: Path, name: str) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that fine-tunes, each run once."""
+    return cache(lambda name: made_run(tmp_path_factory.mktemp("made"), name))
+
+
 def workload(run: Path, *, static: bool) -> Any:
     """Open the workload of a run from its first step, as on CUDA or as on the CPU."""
     work = FineTuneWorkload.reopen(FineTuneRecipe.read(run / "recipe.json"), run, None, ())
@@ -48,8 +56,10 @@ def workload(run: Path, *, static: bool) -> Any:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_on_static_batches_has_the_losses_of_packed_ones(name: str, tmp_path: Path) -> None:
-    run, logs = made_run(tmp_path, name), []
+def test_a_run_on_static_batches_has_the_losses_of_packed_ones(
+    name: str, run_of: Callable[[str], Path]
+) -> None:
+    run, logs = run_of(name), []
     for static in (False, True):
         work = workload(run, static=static)
         step = optimizer_step(work, CPU, bfloat16=False)
@@ -68,10 +78,10 @@ def test_a_run_on_static_batches_has_the_losses_of_packed_ones(name: str, tmp_pa
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_loss_on_dev_rows_is_that_of_few_large_batches(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, run_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of CUDA, where small batches are limited by the host."""
-    work, sizes = workload(made_run(tmp_path, name), static=False), []
+    work, sizes = workload(run_of(name), static=False), []
     work.model.eval()
 
     def loss(batch: Any) -> Any:
@@ -91,8 +101,10 @@ def test_the_loss_on_dev_rows_is_that_of_few_large_batches(
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_resumed_run_has_the_same_static_batches(name: str, tmp_path: Path) -> None:
-    run = made_run(tmp_path, name)
+def test_a_resumed_run_has_the_same_static_batches(
+    name: str, run_of: Callable[[str], Path]
+) -> None:
+    run = run_of(name)
     first, again = (workload(run, static=True) for _ in range(2))
     assert first.static_batches == again.static_batches
     steps = first.train.steps

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -214,8 +215,14 @@ def test_a_warm_up_follows_the_estimate_and_never_becomes_longer(steps: int, war
     assert with_steps(replace(planned, warmup=0), steps).warmup == 0
 
 
-@pytest.mark.parametrize("warmup", [5, 40])
-@pytest.mark.parametrize("at", [(8, 14), (19, 33), (33, 39)])
+@pytest.mark.parametrize(
+    ("at", "warmup"),
+    [
+        *(((8, 14), 40), ((19, 33), 5)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (((8, 14), 5), ((19, 33), 40))),
+        *(pytest.param((33, 39), warmup, marks=pytest.mark.slow) for warmup in (5, 40)),
+    ],
+)
 def test_a_run_that_was_killed_repeats_its_learning_rates_and_goes_on(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, int], warmup: int
 ) -> None:
@@ -241,7 +248,8 @@ def test_a_run_that_was_killed_repeats_its_learning_rates_and_goes_on(
     assert newest is not None and checkpoint.checkpoint_step(newest) == max(after)
 
 
-@pytest.mark.parametrize("at", [20, 26, 31])  # 20: right after a checkpoint
+# 20: right after a checkpoint.
+@pytest.mark.parametrize("at", [20, 26, pytest.param(31, marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_by_a_signal_is_resumed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
@@ -426,13 +434,22 @@ def test_a_batch_that_is_left_out_costs_no_budget(
 # What cannot be right is refused
 
 
-def unfinished(home: Home, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a run that was killed after a checkpoint and some decisions."""
-    with monkeypatch.context() as patch:
+@pytest.fixture(scope="module")
+def killed(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run that was killed after a checkpoint and some decisions."""
+    run = tmp_path_factory.mktemp("killed") / "run"
+    with pytest.MonkeyPatch.context() as patch:
         StepClock(lambda step, done: 0.12).install(patch)
         kill_at(patch, 29)
         with pytest.raises(Killed):
             pretrain(timed(home), run, decisions=())
+    return run
+
+
+@pytest.fixture
+def unfinished(killed: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run that a test may change."""
+    return shutil.copytree(killed, tmp_path / "run", symlinks=True)
 
 
 @pytest.mark.parametrize(
@@ -470,38 +487,28 @@ def unfinished(home: Home, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_decisions_that_are_damaged_are_one_sentence(
-    home: Home,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[list[str]], list[str]] | None,
-    fault: str,
+    unfinished: Path, change: Callable[[list[str]], list[str]] | None, fault: str
 ) -> None:
-    run = tmp_path / "run"
-    unfinished(home, run, monkeypatch)
-    path = run / DECISIONS
+    path = unfinished / DECISIONS
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     if change is None:
         path.unlink()
     else:
         path.write_text("".join(change(lines)), encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        resume(run)
+        resume(unfinished)
     assert str(caught.value) == (
         f"{path} is damaged ({fault}), and the learning rates of the run follow from it: restore "
         "it, or start a new run"
     )
 
 
-def test_a_log_without_the_seconds_of_a_step_is_one_sentence(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    unfinished(home, run, monkeypatch)
-    path = run / "speed.jsonl"
+def test_a_log_without_the_seconds_of_a_step_is_one_sentence(unfinished: Path) -> None:
+    path = unfinished / "speed.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(lines[:3] + lines[4:]), encoding="utf-8")
     with pytest.raises(UserError, match=r"speed\.jsonl has not the seconds of .* first 20 steps"):
-        resume(run)
+        resume(unfinished)
 
 
 def test_a_decision_that_cannot_be_written_ends_the_run_with_its_checkpoints(

@@ -29,7 +29,13 @@ def opened(kind: Any, folder: Path) -> tuple[Any, Any]:
     return model, transformers.AutoTokenizer.from_pretrained(str(folder))
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlnet", "gpt", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bert", "xlnet", "gpt2"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("roberta", "gpt")),
+    ],
+)
 def test_a_classifier_answers_in_a_pipeline(tmp_path: Path, name: str) -> None:
     found = opinions(tmp_path, 64, 16)
     run = tune(f"{name}/nano", found, tmp_path / "run", LAST, "train.lr=1e-3", epochs=2)

@@ -4,7 +4,8 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,20 @@ def ends_alike(one: Path, other: Path) -> None:
         assert all(files[0][name] == files[1][name] for name in files[0])
 
 
-@pytest.mark.parametrize("step", [10, 15, 20])  # before a score, at one and after it
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: int) -> None:
-    found = opinions(tmp_path, 120, 24)
-    whole = tune("bert/nano", found, tmp_path / "whole", *SMALL, **EVERY, epochs=3)
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskDataset, Path]:
+    """Return files and a run on them."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    found = opinions(folder, 120, 24)
+    return found, tune("bert/nano", found, folder / "whole", *SMALL, **EVERY, epochs=3)
+
+
+# Before a score, at one and after it.
+@pytest.mark.parametrize("step", [pytest.param(10, marks=pytest.mark.slow), 15, 20])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    uninterrupted: tuple[TaskDataset, Path], tmp_path: Path, step: int
+) -> None:
+    found, whole = uninterrupted
     parts = stopped(found, tmp_path / "parts", step, *SMALL, **EVERY, epochs=3)
     ends_alike(whole, parts)
 
@@ -277,6 +288,21 @@ def test_micro_batches_learn_what_the_whole_batch_does(tmp_path: Path) -> None:
         torch.testing.assert_close(weights(two)[name], weight, atol=1e-5, rtol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, torch.Tensor]]:
+    """Return a function that fine-tunes with some settings and returns the weights."""
+    folder = tmp_path_factory.mktemp("tuned")
+    found = opinions(folder, 48, 8)
+    settings = ("train.batch_size=16", "train.lr=1e-3", "train.eval_every=9999")
+
+    @cache
+    def weights_of(name: str, **habit: Any) -> dict[str, torch.Tensor]:
+        out = folder / "-".join([name, *map(str, habit)])
+        return weights(tune(f"{name}/nano", found, out, *settings, epochs=2, **habit))
+
+    return weights_of
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bilstm"])
 @pytest.mark.parametrize(
     "habit",
@@ -290,15 +316,9 @@ def test_micro_batches_learn_what_the_whole_batch_does(tmp_path: Path) -> None:
     ids=str,
 )
 def test_every_habit_changes_what_is_learned(
-    tmp_path: Path, name: str, habit: dict[str, Any]
+    tuned: Callable[..., dict[str, torch.Tensor]], name: str, habit: dict[str, Any]
 ) -> None:
-    found = opinions(tmp_path, 48, 8)
-    settings = ("train.batch_size=16", "train.lr=1e-3", "train.eval_every=9999")
-    runs = [
-        tune(f"{name}/nano", found, tmp_path / str(n), *settings, epochs=2, **h)
-        for n, h in enumerate([{}, habit])
-    ]
-    plain, other = map(weights, runs)
+    plain, other = tuned(name), tuned(name, **habit)
     assert plain.keys() == other.keys()
     assert any(not torch.equal(plain[k], other[k]) for k in plain)
     assert all(torch.isfinite(value).all() for value in other.values())
@@ -455,6 +475,7 @@ def test_another_file_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
         resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_of_two_that_score_alike_the_one_with_less_loss_is_kept(tmp_path: Path) -> None:
     out = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", *SMALL, epochs=8)
     scored = [line for line in read(out) if "eval_loss" in line]

@@ -58,6 +58,7 @@ def test_the_dev_loss_is_taken_on_as_many_batches_as_is_said(tmp_path: Path) -> 
     assert default["loss"] == one["loss"] and default["eval_loss"] != one["eval_loss"]
 
 
+@pytest.mark.slow
 def test_a_layer_thaws_an_epoch_however_often_dev_rows_are_asked(tmp_path: Path) -> None:
     found = opinions(tmp_path, 64, 24)
     settings = [(), ("train.eval_every=2",)]
