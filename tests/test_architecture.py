@@ -36,6 +36,7 @@ BASE = {
     "machine",
     "packed_texts",
     "rng",
+    "tensor_tree",
     "version",
 }
 READING = BASE | {"text", "data"}
@@ -43,9 +44,10 @@ KNOWING = READING | {"nn", "families", "objectives", "tasks", "metrics"}
 ALLOWED = {
     "errors": set(),
     "packed_texts": set(),
+    "tensor_tree": set(),
     "attention_mask": {"errors", "packed_texts"},
     "kv_cache": {"errors", "attention_mask"},
-    "batch": {"errors", "attention_mask", "kv_cache"},
+    "batch": {"errors", "attention_mask", "kv_cache", "tensor_tree"},
     "config": {"errors", "extensions", "synonyms"},
     "synonyms": set(),
     "extensions": {"errors"},

@@ -1,7 +1,7 @@
 """The data types of a training step: inputs, batches, targets, outputs, losses, lazy logits."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
@@ -10,57 +10,28 @@ from torch import Tensor
 from kinfolk.attention_mask import AttentionMask, SparseKernel, SparseMask, sparse_mask
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache as KVCache
+from kinfolk.tensor_tree import TensorTree as TensorTree
+from kinfolk.tensor_tree import lay_out, move_tensors, read_buffer, write_buffer
+from kinfolk.tensor_tree import tree_map as tree_map
 
 IGNORE_INDEX = -100  # the label of a position that is not predicted
 T = TypeVar("T")
 
 
-def tree_map(value: T, change: Callable[[Tensor], Tensor]) -> T:
-    """Change every tensor in a tree of dataclasses."""
-    if isinstance(value, Tensor):
-        return change(value)  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
-        changes = {f.name: tree_map(getattr(value, f.name), change) for f in fields(value)}
-        return replace(value, **changes)
-    return value
-
-
-def map_masks(value: T, change: Callable[[AttentionMask], AttentionMask]) -> T:
-    """Change every attention mask in a tree of dataclasses."""
-    if isinstance(value, AttentionMask):
-        return change(value)  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
-        changes = {f.name: map_masks(getattr(value, f.name), change) for f in fields(value)}
-        return replace(value, **changes)
-    return value
-
-
 def with_texts(value: T) -> T:
     """Find the texts of every attention mask in a tree of dataclasses, for recurrent layers."""
-    return map_masks(value, AttentionMask.with_texts)
+    return tree_map(value, AttentionMask.with_texts, AttentionMask)
 
 
 def with_sequence_offsets(value: T) -> T:
     """Find the documents of every attention mask in a tree of dataclasses, for varlen attention."""
-    return map_masks(value, AttentionMask.with_sequence_offsets)
+    return tree_map(value, AttentionMask.with_sequence_offsets, AttentionMask)
 
 
 def gather_positions(hidden: Tensor, positions: Tensor | None) -> Tensor:
     """Gather hidden states by position in the flattened rows, all by default: (positions, size)."""
     flat = hidden.flatten(0, 1)
     return flat if positions is None else flat.index_select(0, positions)
-
-
-class TensorTree:
-    """A dataclass of tensors that moves to a device as a whole."""
-
-    def to(self, device: torch.device | str) -> Self:
-        """Copy every tensor to a device, asynchronously from pinned memory."""
-        return tree_map(self, lambda t: t.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Self:
-        """Pin every tensor, so that copies to an accelerator are asynchronous."""
-        return tree_map(self, lambda t: t.contiguous().pin_memory())
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +191,31 @@ class Batch(TensorTree, Generic[T]):
     inputs: Inputs
     targets: T
     counts: Mapping[str, int]
+    buffer: Tensor | None = None  # in which its tensors lie, where it was made of one
+
+    def to(self, device: torch.device | str, *, copy: bool = False) -> Self:
+        """Copy every tensor to a device, asynchronously from pinned memory, a buffer as a whole.
+
+        With `copy`, also those that are there already.
+        """
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True, copy=copy)
+
+        if self.buffer is None:
+            return tree_map(self, move)
+        buffer = move(self.buffer)
+        if buffer is self.buffer:
+            return tree_map(self, move)
+        moved = move_tensors(replace(self, buffer=None), self.buffer, buffer, move)
+        return replace(moved, buffer=buffer)
+
+    def pin_memory(self) -> Self:
+        """Copy all tensors to one buffer of pinned memory, from which copies are asynchronous."""
+        layout, tensors, size = lay_out(replace(self, buffer=None))
+        buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        write_buffer(tensors, buffer)
+        return replace(read_buffer(layout, buffer), buffer=buffer)
 
     def with_memory(self, memory: SegmentMemory | None) -> "Batch[T]":
         """Return the batch with the memory of the rows before."""
