@@ -108,6 +108,7 @@ def test_a_part_of_a_tensor_moves_by_itself() -> None:
     """The middle of each row does not lie in the buffer as a contiguous tensor would."""
     batch = small().pin_memory()
     part = Batch(batch.inputs.select(slice(1, 3)), batch.targets, {}, batch.buffer)
+    assert part.buffer is not None and start_in(part.inputs.input_ids, part.buffer) is None
     moved = part.to("cpu", copy=True)
     assert moved.inputs.input_ids.tolist() == [[1, 2], [4, 5]]
     assert moved.inputs.position_ids.tolist() == [[1, 2], [1, 2]]
