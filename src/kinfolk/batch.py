@@ -1,8 +1,8 @@
 """The data types of a training step: inputs, batches, targets, outputs, losses, lazy logits."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch import Tensor
 from kinfolk.attention_mask import AttentionMask, SparseKernel, SparseMask, sparse_mask
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache as KVCache
+from kinfolk.tensor_tree import BufferTensors, Place, lay_out, moved_with, write_buffer
 from kinfolk.tensor_tree import TensorTree as TensorTree
-from kinfolk.tensor_tree import lay_out, move_tensors, read_buffer, write_buffer
 from kinfolk.tensor_tree import tree_map as tree_map
 
 IGNORE_INDEX = -100  # the label of a position that is not predicted
@@ -181,7 +181,7 @@ class Inputs(TensorTree):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(TensorTree, Generic[T]):
+class Batch(Generic[T]):
     """The data of a training step.
 
     `counts` has the number of terms in each component of the loss. It is known before the forward
@@ -193,7 +193,14 @@ class Batch(TensorTree, Generic[T]):
     counts: Mapping[str, int]
     buffer: Tensor | None = None  # in which its tensors lie, where it was made of one
 
-    def to(self, device: torch.device | str, *, copy: bool = False) -> Self:
+    @classmethod
+    def in_buffer(cls, layout: "Batch[T]", buffer: Tensor, counts: Mapping[str, int]) -> "Batch[T]":
+        """Return the batch whose tensors lie in a buffer."""
+        tensor_at = BufferTensors(buffer)
+        inputs = tree_map(layout.inputs, tensor_at, Place)
+        return cls(inputs, tree_map(layout.targets, tensor_at, Place), counts, buffer)
+
+    def to(self, device: torch.device | str, *, copy: bool = False) -> "Batch[T]":
         """Copy every tensor to a device, asynchronously from pinned memory, a buffer as a whole.
 
         With `copy`, also those that are there already.
@@ -202,20 +209,19 @@ class Batch(TensorTree, Generic[T]):
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True, copy=copy)
 
-        if self.buffer is None:
-            return tree_map(self, move)
-        buffer = move(self.buffer)
-        if buffer is self.buffer:
-            return tree_map(self, move)
-        moved = move_tensors(replace(self, buffer=None), self.buffer, buffer, move)
-        return replace(moved, buffer=buffer)
+        change: Callable[[Tensor], Tensor] = move
+        buffer = None if self.buffer is None else move(self.buffer)
+        if self.buffer is not None and buffer is not None and buffer is not self.buffer:
+            change = moved_with(self.buffer, buffer, move)
+        inputs, targets = tree_map(self.inputs, change), tree_map(self.targets, change)
+        return Batch(inputs, targets, self.counts, buffer)
 
-    def pin_memory(self) -> Self:
+    def pin_memory(self) -> "Batch[T]":
         """Copy all tensors to one buffer of pinned memory, from which copies are asynchronous."""
         layout, tensors, size = lay_out(replace(self, buffer=None))
         buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         write_buffer(tensors, buffer)
-        return replace(read_buffer(layout, buffer), buffer=buffer)
+        return Batch.in_buffer(layout, buffer, self.counts)
 
     def with_memory(self, memory: SegmentMemory | None) -> "Batch[T]":
         """Return the batch with the memory of the rows before."""

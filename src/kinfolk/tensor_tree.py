@@ -117,11 +117,6 @@ def write_buffer(tensors: Mapping[Place, Tensor], buffer: Tensor) -> None:
         tensor_at(place).copy_(tensor)
 
 
-def read_buffer(layout: T, buffer: Tensor) -> T:
-    """Return the tree of the tensors that lie in a buffer."""
-    return tree_map(layout, BufferTensors(buffer), Place)
-
-
 def start_in(tensor: Tensor, buffer: Tensor) -> int | None:
     """Return the byte of a buffer at which a tensor starts; None where it lies elsewhere."""
     start = tensor.data_ptr() - buffer.data_ptr()
@@ -129,8 +124,10 @@ def start_in(tensor: Tensor, buffer: Tensor) -> int | None:
     return start if inside and tensor.is_contiguous() else None
 
 
-def move_tensors(tree: T, buffer: Tensor, moved: Tensor, move: Callable[[Tensor], Tensor]) -> T:
-    """Return a tree with the tensors of a moved buffer, and others moved one by one."""
+def moved_with(
+    buffer: Tensor, moved: Tensor, move: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """Return a change of tensors: those of a buffer to those of the moved one, others by `move`."""
     tensor_at = BufferTensors(moved)
 
     def change(tensor: Tensor) -> Tensor:
@@ -140,4 +137,4 @@ def move_tensors(tree: T, buffer: Tensor, moved: Tensor, move: Callable[[Tensor]
         at = start // tensor.itemsize
         return tensor_at(Place(at, tensor.shape, tensor.stride(), tensor.dtype))
 
-    return tree_map(tree, change)
+    return change

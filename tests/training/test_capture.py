@@ -8,7 +8,7 @@ import torch
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, SegmentMemory, TokenTargets, tree_map
-from kinfolk.tensor_tree import lay_out, read_buffer, tensor_leaves, write_buffer
+from kinfolk.tensor_tree import lay_out, tensor_leaves, write_buffer
 from kinfolk.training.capture import (
     MAX_GRAPHS,
     GraphedForwardBackward,
@@ -110,7 +110,7 @@ def in_one_buffer(one: Batch[TokenTargets]) -> Batch[TokenTargets]:
     layout, tensors, size = lay_out(one)
     buffer = torch.empty(size, dtype=torch.uint8)
     write_buffer(tensors, buffer)
-    return replace(read_buffer(layout, buffer), buffer=buffer)
+    return Batch.in_buffer(layout, buffer, one.counts)
 
 
 def test_of_a_batch_in_one_buffer_the_buffer_is_copied_and_its_memory() -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from kinfolk.batch import Batch, with_sequence_offsets, with_texts
 from kinfolk.errors import UserError
-from kinfolk.tensor_tree import lay_out, read_buffer, write_buffer
+from kinfolk.tensor_tree import lay_out, write_buffer
 from kinfolk.training.config import MAX_STEPS, TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.recovery import batch_numbers
@@ -112,8 +112,7 @@ def read_slots(written: Iterable[WrittenBatch], pinned: bool) -> Iterator[Batch[
         buffer = torch.empty(part.size, dtype=torch.uint8, pin_memory=pinned)
         buffer.copy_(slot[: part.size])
         assert slot[-TAIL:].view(torch.int64).item() == part.number, "a batch was overwritten"
-        batch = read_buffer(read_layout(part.layout), buffer)
-        yield replace(batch, counts=part.counts, buffer=buffer)
+        yield Batch.in_buffer(read_layout(part.layout), buffer, part.counts)
 
 
 def data_loader(
