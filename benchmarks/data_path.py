@@ -10,14 +10,15 @@ that have it, and each shape (rows x tokens) there is a line:
     batch        milliseconds in which PackedDataset[n] or ContiguousDataset[n] makes a batch:
                  examples, masks, packing into rows, tensors
     tokens/s     tokens of text in it over these, in millions
-    loader       milliseconds that the data loader adds in the worker: the batch goes to shared
+    worker       milliseconds that the data loader adds in its worker: the batch goes to shared
                  memory, and its description through a pipe
+    main         milliseconds that it takes of the process that trains, for a batch of a worker
 
-Batches follow each other from the first of a run. Seconds are those of this process on its CPU, so
+Batches follow each other from the first of a run. Seconds are those of a process on its CPU, so
 that other programs disturb them little; every figure is the median over rounds of `--batches`
-batches, in which all objectives take turns. Reading the corpus and packing, which a run does once,
-are left out. The pairs of `pairs` are neighbouring sentences of the corpus. With `--profile` the
-functions in which the time goes are printed after each line.
+batches (`--loaded` of the data loader), in which all objectives take turns. Reading the corpus and
+packing, which a run does once, are left out. The pairs of `pairs` are neighbouring sentences of the
+corpus. With `--profile` the functions in which the time goes are printed after each line.
 """
 
 import argparse
@@ -30,27 +31,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
+from kinfolk.batch import Batch
 from kinfolk.data.chunks import IntArray
 from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.errors import UserError
 from kinfolk.families import families
 from kinfolk.objectives.seq2seq import Seq2Seq
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.loader import data_loader
 from kinfolk.workflows.recipe import recipe
 
 SHAPES = ("32x1024", "64x512", "32x128", "128x128")
 TOP = 25  # functions of a profile
 LONGEST = 60  # tokens of a side of a pair
-HEAD = ("objective", "families", "shape", "batch", "tokens/s", "loader")
+LOADED_BEFORE = 20  # batches of a data loader before those that are timed
+HEAD = ("objective", "families", "shape", "batch", "tokens/s", "worker", "main")
 
 
 @dataclass(kw_only=True)
@@ -63,11 +68,12 @@ class Work:
     families: list[str]
     next: int = 0
     seconds: list[float] = field(default_factory=list)  # a batch, of each round
-    loader_seconds: list[float] = field(default_factory=list)
+    worker_seconds: list[float] = field(default_factory=list)
+    main_seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # of text, of each batch
 
-    def round(self, batches: int) -> None:
-        """Make some batches, and take them apart as the data loader does."""
+    def round(self, batches: int, loaded: int) -> None:
+        """Make some batches, and load some that are made already."""
         numbers = range(self.next, self.next + batches)
         self.next += batches
         began = time.process_time()
@@ -75,10 +81,9 @@ class Work:
         ended = time.process_time()
         self.seconds.append((ended - began) / batches)
         self.tokens += [text_tokens(self.dataset, number) for number in numbers]
-        began = time.process_time()
-        for batch in made:
-            ForkingPickler.dumps(batch)
-        self.loader_seconds.append((time.process_time() - began) / batches)
+        worker, main = loader_seconds(made, loaded)
+        self.worker_seconds.append(worker)
+        self.main_seconds.append(main)
 
     def figures(self) -> dict[str, Any]:
         """Return what was measured."""
@@ -89,8 +94,32 @@ class Work:
             "shape": self.shape,
             "batch_ms": round(1e3 * seconds, 3),
             "tokens_per_second": round(statistics.mean(self.tokens) / seconds),
-            "loader_ms": round(1e3 * statistics.median(self.loader_seconds), 3),
+            "worker_ms": round(1e3 * statistics.median(self.worker_seconds), 3),
+            "main_ms": round(1e3 * statistics.median(self.main_seconds), 3),
         }
+
+
+class Timed(Dataset[Batch[Any]]):
+    """Batches that are made already, with the seconds of the process that reads them."""
+
+    def __init__(self, batches: Sequence[Batch[Any]]) -> None:
+        self.batches = batches
+
+    def __getitem__(self, number: int) -> Batch[Any]:
+        batch = self.batches[number % len(self.batches)]
+        return replace(batch, counts={"ns": time.process_time_ns()})
+
+
+def loader_seconds(batches: Sequence[Batch[Any]], count: int) -> tuple[float, float]:
+    """Return the seconds for a batch that the data loader takes, in its worker and here."""
+    train = TrainConfig(steps=LOADED_BEFORE + count, workers=1)
+    steps = data_loader(Timed(batches), train, 0, pinned=False)
+    marks = list[tuple[int, int]]()
+    for (batch,) in steps:
+        marks.append((batch.counts["ns"], time.process_time_ns()))
+    first, last = np.array(marks[LOADED_BEFORE - 1]), np.array(marks[-1])
+    worker, main = (last - first) / count / 1e9
+    return float(worker), float(main)
 
 
 def text_tokens(dataset: PackedDataset | ContiguousDataset, number: int) -> int:
@@ -157,7 +186,8 @@ def line(found: dict[str, Any]) -> str:
             found["shape"],
             f"{found['batch_ms']:.2f} ms",
             f"{found['tokens_per_second'] / 1e6:.2f} M",
-            f"{found['loader_ms']:.2f} ms",
+            f"{found['worker_ms']:.2f} ms",
+            f"{found['main_ms']:.2f} ms",
         ]
     )
 
@@ -183,21 +213,21 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     )
     parser.add_argument("--batches", type=int, default=8, help="of a round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loaded", type=int, default=200, help="batches by a worker, of a round")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--out", type=Path, help="append a line of JSON for each line of the table")
     told = parser.parse_args(arguments)
     torch.set_num_threads(1)  # as in a data worker
-    torch.multiprocessing.set_sharing_strategy("file_system")  # no open file for each tensor
     corpus = Corpus.open(told.corpus)
     print(row(HEAD))
-    print(row(["---"] * 3 + ["---:"] * 3), flush=True)
+    print(row(["---"] * 3 + ["---:"] * 4), flush=True)
     figures = []
     for shape in told.shapes:
         with tempfile.TemporaryDirectory() as folder:
             chosen = [*works(corpus, shape, told.objectives, Path(folder) / "pairs")]
             for _ in range(told.rounds):
                 for work in chosen:
-                    work.round(told.batches)
+                    work.round(told.batches, told.loaded)
             for work in chosen:
                 figures.append(work.figures())
                 print(line(figures[-1]), flush=True)

@@ -36,6 +36,7 @@ BASE = {
     "machine",
     "packed_texts",
     "rng",
+    "tensor_tree",
     "types",
     "version",
 }
@@ -44,9 +45,10 @@ KNOWING = READING | {"nn", "families", "objectives", "tasks", "metrics"}
 ALLOWED = {
     "errors": set(),
     "packed_texts": set(),
+    "tensor_tree": set(),
     "attention_mask": {"errors", "packed_texts"},
     "kv_cache": {"errors", "attention_mask"},
-    "batch": {"errors", "attention_mask", "kv_cache"},
+    "batch": {"errors", "attention_mask", "kv_cache", "tensor_tree"},
     "config": {"errors", "extensions", "synonyms"},
     "synonyms": set(),
     "extensions": {"errors"},

@@ -8,6 +8,7 @@ import pytest
 
 from kinfolk.errors import UserError
 from kinfolk.rng import (
+    ExampleGenerators,
     Stream,
     corpus_seed,
     derive_seed,
@@ -33,6 +34,21 @@ def test_a_key_gives_numpys_philox_without_entropy_of_the_system(
     assert (found.bit_generator.random_raw(9) == expected).all()
     monkeypatch.undo()
     assert pickle.loads(pickle.dumps(found)).random() == found.random()
+
+
+def test_one_generator_gives_the_numbers_of_every_example() -> None:
+    """Whatever was drawn before, of 32 bits at a time too, of which half of a number stays."""
+    for seed in (0, 7, LARGEST):
+        generator_of = ExampleGenerators(seed)
+        again = pickle.loads(pickle.dumps(generator_of))
+        for epoch, index in ((0, 0), (0, 1), (3, 2**40 - 1), (0, 0)):
+            expected = generator(seed, Stream.EXAMPLE, epoch, index)
+            for found in (generator_of(epoch, index), again(epoch, index)):
+                assert type(found) is type(expected)
+                state = found.bit_generator.state
+                assert str(state) == str(expected.bit_generator.state)
+            draws = [rng.integers(7, size=3).tolist() for rng in (found, expected)]
+            assert draws[0] == draws[1] and found.random() == expected.random()
 
 
 def test_choices_are_those_of_numpy() -> None:

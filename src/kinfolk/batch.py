@@ -1,8 +1,8 @@
 """The data types of a training step: inputs, batches, targets, outputs, losses, lazy logits."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,57 +10,28 @@ from torch import Tensor
 from kinfolk.attention_mask import AttentionMask, SparseKernel, SparseMask, sparse_mask
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache as KVCache
+from kinfolk.tensor_tree import BufferTensors, Place, lay_out, moved_with, write_buffer
+from kinfolk.tensor_tree import TensorTree as TensorTree
+from kinfolk.tensor_tree import tree_map as tree_map
 
 IGNORE_INDEX = -100  # the label of a position that is not predicted
 T = TypeVar("T")
 
 
-def tree_map(value: T, change: Callable[[Tensor], Tensor]) -> T:
-    """Change every tensor in a tree of dataclasses."""
-    if isinstance(value, Tensor):
-        return change(value)  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
-        changes = {f.name: tree_map(getattr(value, f.name), change) for f in fields(value)}
-        return replace(value, **changes)
-    return value
-
-
-def map_masks(value: T, change: Callable[[AttentionMask], AttentionMask]) -> T:
-    """Change every attention mask in a tree of dataclasses."""
-    if isinstance(value, AttentionMask):
-        return change(value)  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
-        changes = {f.name: map_masks(getattr(value, f.name), change) for f in fields(value)}
-        return replace(value, **changes)
-    return value
-
-
 def with_texts(value: T) -> T:
     """Find the texts of every attention mask in a tree of dataclasses, for recurrent layers."""
-    return map_masks(value, AttentionMask.with_texts)
+    return tree_map(value, AttentionMask.with_texts, AttentionMask)
 
 
 def with_sequence_offsets(value: T) -> T:
     """Find the documents of every attention mask in a tree of dataclasses, for varlen attention."""
-    return map_masks(value, AttentionMask.with_sequence_offsets)
+    return tree_map(value, AttentionMask.with_sequence_offsets, AttentionMask)
 
 
 def gather_positions(hidden: Tensor, positions: Tensor | None) -> Tensor:
     """Gather hidden states by position in the flattened rows, all by default: (positions, size)."""
     flat = hidden.flatten(0, 1)
     return flat if positions is None else flat.index_select(0, positions)
-
-
-class TensorTree:
-    """A dataclass of tensors that moves to a device as a whole."""
-
-    def to(self, device: torch.device | str) -> Self:
-        """Copy every tensor to a device, asynchronously from pinned memory."""
-        return tree_map(self, lambda t: t.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Self:
-        """Pin every tensor, so that copies to an accelerator are asynchronous."""
-        return tree_map(self, lambda t: t.contiguous().pin_memory())
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +181,7 @@ class Inputs(TensorTree):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(TensorTree, Generic[T]):
+class Batch(Generic[T]):
     """The data of a training step.
 
     `counts` has the number of terms in each component of the loss. It is known before the forward
@@ -220,6 +191,37 @@ class Batch(TensorTree, Generic[T]):
     inputs: Inputs
     targets: T
     counts: Mapping[str, int]
+    buffer: Tensor | None = None  # in which its tensors lie, where it was made of one
+
+    @classmethod
+    def in_buffer(cls, layout: "Batch[T]", buffer: Tensor, counts: Mapping[str, int]) -> "Batch[T]":
+        """Return the batch whose tensors lie in a buffer."""
+        tensor_at = BufferTensors(buffer)
+        inputs = tree_map(layout.inputs, tensor_at, Place)
+        return cls(inputs, tree_map(layout.targets, tensor_at, Place), counts, buffer)
+
+    def to(self, device: torch.device | str, *, copy: bool = False) -> "Batch[T]":
+        """Copy every tensor to a device, asynchronously from pinned memory, a buffer as a whole.
+
+        With `copy`, also those that are there already.
+        """
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True, copy=copy)
+
+        change: Callable[[Tensor], Tensor] = move
+        buffer = None if self.buffer is None else move(self.buffer)
+        if self.buffer is not None and buffer is not None and buffer is not self.buffer:
+            change = moved_with(self.buffer, buffer, move)
+        inputs, targets = tree_map(self.inputs, change), tree_map(self.targets, change)
+        return Batch(inputs, targets, self.counts, buffer)
+
+    def pin_memory(self) -> "Batch[T]":
+        """Copy all tensors to one buffer of pinned memory, from which copies are asynchronous."""
+        layout, tensors, size = lay_out(replace(self, buffer=None))
+        buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        write_buffer(tensors, buffer)
+        return Batch.in_buffer(layout, buffer, self.counts)
 
     def with_memory(self, memory: SegmentMemory | None) -> "Batch[T]":
         """Return the batch with the memory of the rows before."""

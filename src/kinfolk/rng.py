@@ -45,6 +45,9 @@ class PhiloxKey(ISeedSequence):
         return np.array(self.words, np.uint64)
 
 
+INTEGERS = (int, np.integer)
+
+
 class KeyedGenerator(np.random.Generator):
     """A generator with a `choice` that draws the same, without what numpy checks every time.
 
@@ -63,7 +66,7 @@ class KeyedGenerator(np.random.Generator):
         """Draw from `range(a)`, or from the elements of `a`."""
         if not replace or axis:
             return super().choice(a, size, replace, p, axis, shuffle)
-        counts = isinstance(a, int | np.integer)
+        counts = isinstance(a, INTEGERS)
         number: Any
         if p is None:
             number = self.integers(a if counts else len(a), size=size)
@@ -90,6 +93,33 @@ def keyed_generator(seed: int, counter: int) -> np.random.Generator:
 
 def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.random.Generator:
     """Return the generator for one use of random numbers in a run."""
+    return keyed_generator(seed, key_counter(stream, epoch, index))
+
+
+class ExampleGenerators:
+    """The generators of the examples of a seed, one at a time: the next takes the place of this.
+
+    They are one generator, whose key is set: a seventh of the time that another one takes.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = keyed_generator(seed, 0)
+        self.state: Any = self.rng.bit_generator.state  # before anything was drawn
+        self.key = self.state["state"]["key"]
+
+    def __reduce__(self) -> Any:
+        return ExampleGenerators, (self.seed,)
+
+    def __call__(self, epoch: int, index: int) -> np.random.Generator:
+        """Return what `generator` returns for an example, until the next call."""
+        self.key[1] = key_counter(Stream.EXAMPLE, epoch, index)
+        self.rng.bit_generator.state = self.state
+        return self.rng
+
+
+def key_counter(stream: Stream, epoch: int, index: int) -> int:
+    """Return the second word of a key."""
     match stream:
         case Stream.ORDER:
             assert 0 <= epoch < 1 << 29 and index == 0
@@ -106,7 +136,7 @@ def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.r
         case Stream.SEGMENTS:
             assert 0 <= epoch < 1 << 29 and index == 0
             counter = (1 << 31) + epoch
-    return keyed_generator(seed, counter)
+    return counter
 
 
 def uniforms(seed: int, indices: Iterable[int], count: int) -> npt.NDArray[np.float64]:

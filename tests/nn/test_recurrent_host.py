@@ -18,8 +18,9 @@ from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.families import families
 from kinfolk.packed_texts import PackedTexts, WholeRows
+from kinfolk.tensor_tree import tensor_leaves
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.capture import GraphedForwardBackward, batch_key, tensor_leaves
+from kinfolk.training.capture import GraphedForwardBackward, batch_key
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep

@@ -7,18 +7,20 @@ import pytest
 import torch
 
 from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
+from kinfolk.batch import Batch, Inputs, Loss, SegmentMemory, TokenTargets, tree_map
+from kinfolk.tensor_tree import lay_out, tensor_leaves, write_buffer
 from kinfolk.training.capture import (
     MAX_GRAPHS,
     GraphedForwardBackward,
     batch_key,
+    copied_tensors,
     graph_key,
     loss_scales,
     scaled_gradients,
-    tensor_leaves,
     with_own_storage,
 )
 from kinfolk.training.config import TrainConfig
+from support.contracts import equal
 
 
 def batch(rows: int = 2, at: bool = True) -> Batch[TokenTargets]:
@@ -102,6 +104,38 @@ def test_every_tensor_of_a_batch_is_copied() -> None:
     found = list(tensor_leaves(batch()))
     assert len(found) == 7  # ids, three of the sight, places, and two of the labels
     assert len(list(tensor_leaves(batch(at=False)))) == 6
+
+
+def in_one_buffer(one: Batch[TokenTargets]) -> Batch[TokenTargets]:
+    layout, tensors, size = lay_out(one)
+    buffer = torch.empty(size, dtype=torch.uint8)
+    write_buffer(tensors, buffer)
+    return Batch.in_buffer(layout, buffer, one.counts)
+
+
+def test_of_a_batch_in_one_buffer_the_buffer_is_copied_and_its_memory() -> None:
+    ids = torch.zeros(2, 3, dtype=torch.int32)
+    memory = SegmentMemory(torch.ones(1, 2, 3, 5), ids, ids)
+    first = in_one_buffer(batch()).with_memory(memory)
+    static = first.to("cpu", copy=True)  # as a graph is recorded for it
+    assert [t.nbytes for t in copied_tensors(static)] == [120, 24, 24, len(static.buffer)]  # type: ignore[arg-type]
+    changed = batch()
+    changed.inputs.input_ids.add_(7)
+    other = in_one_buffer(changed).with_memory(tree_map(memory, lambda t: t * 3 + 1))
+    for target, source in zip(copied_tensors(static), copied_tensors(other), strict=True):
+        target.copy_(source)
+    assert equal(static, other) and not equal(static, first)
+
+
+def test_batches_that_lie_otherwise_in_a_buffer_have_graphs_of_their_own() -> None:
+    """Equal shapes: in one of them two tensors are the same, and the others come earlier."""
+    one, other = batch(), batch()
+    mask = one.inputs.attention_mask
+    apart = replace(mask, query_order=mask.query_order.clone())
+    other = replace(other, inputs=replace(other.inputs, attention_mask=apart))
+    assert batch_key(one) == batch_key(other)
+    assert batch_key(in_one_buffer(one)) != batch_key(in_one_buffer(other))
+    assert batch_key(in_one_buffer(one)) == batch_key(in_one_buffer(batch()))
 
 
 def test_shares_are_the_derivative_of_the_mean() -> None:

@@ -1,6 +1,7 @@
 """Runs on batches of static shapes: the losses of packed ones, the same batches after a resume."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.static_shapes import MAX_SHAPES
-from kinfolk.training.capture import batch_key, tensor_leaves
+from kinfolk.tensor_tree import tensor_leaves
+from kinfolk.training.capture import batch_key
 from kinfolk.training.workload import optimizer_step
 from kinfolk.workflows.finetuning.finetune import FineTuneWorkload
 from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
+from support.contracts import equal
 from support.learnable import choose, classify, objects, pair, squad, table, tag, tune, write
 
 CPU = torch.device("cpu")
@@ -117,3 +120,19 @@ def test_a_resumed_run_has_the_same_static_batches(
         assert batch_key(one) == batch_key(other) and one.counts == other.counts
         leaves = zip(tensor_leaves(one), tensor_leaves(other), strict=True)
         assert all(torch.equal(a, b) for a, b in leaves)
+
+
+@pytest.mark.parametrize("name", ["bert-pair-mean", "t5-text"])
+def test_batches_of_a_data_worker_share_the_graphs_of_their_shapes(
+    name: str, tmp_path: Path
+) -> None:
+    work = workload(made_run(tmp_path, name), static=True)
+    work.train = replace(work.train, workers=1)
+    loaded = [batch for (batch,) in work.micro_batches(0, pinned=False)]
+    made = [work.batches[number] for number in range(work.train.steps)]
+    assert len(loaded) == len(made)
+    shapes: dict[Any, Any] = {}
+    for one, other in zip(made, loaded, strict=True):
+        assert equal(one.inputs, other.inputs) and equal(one.targets, other.targets)
+        assert (one in work.static_batches) == (other in work.static_batches)
+        assert shapes.setdefault(batch_key(one), batch_key(other)) == batch_key(other)

@@ -18,7 +18,7 @@ from kinfolk.data.chunks import Chunk, ChunkIndex, IntArray, TokenizedDocuments
 from kinfolk.data.examples import Example
 from kinfolk.data.packing import Packing, pack
 from kinfolk.errors import UserError
-from kinfolk.rng import Stream, generator
+from kinfolk.rng import ExampleGenerators, Stream, generator
 
 
 class PackedDataset(Dataset[Batch[Any]]):
@@ -41,6 +41,7 @@ class PackedDataset(Dataset[Batch[Any]]):
         # Which chunks share a row, in every epoch: packed here, before data workers copy it.
         self.packing: Packing = pack(self.chunks.sizes, objective.row_lengths)
         self._order: tuple[int, IntArray] | None = None
+        self.generator_of = ExampleGenerators(seed)
 
     def __len__(self) -> int:
         """Return the batches of one epoch; the last one may not be full."""
@@ -58,12 +59,10 @@ class PackedDataset(Dataset[Batch[Any]]):
         """Return the examples of one row of the run, which may lie in any epoch."""
         epoch, index = divmod(position, len(self.packing))
         row = self.epoch_order(epoch)[index] if self.shuffled else index
-        drawn = self.objective.example_epoch(epoch)
+        drawn, generator_of = self.objective.example_epoch(epoch), self.generator_of
         return [
-            self.objective.example(
-                self.chunks[int(i)], generator(self.seed, Stream.EXAMPLE, drawn, int(i))
-            )
-            for i in self.packing[int(row)]
+            self.objective.example(self.chunks[i], generator_of(drawn, i))
+            for i in self.packing[int(row)].tolist()
         ]
 
     def label_documents(self, number: int) -> IntArray:
@@ -221,6 +220,7 @@ class ContiguousDataset(Dataset[Batch[Any]]):
         )
         (self.length,) = objective.row_lengths
         self._epoch: EpochLayout | None = None
+        self.generator_of = ExampleGenerators(seed)
         *_, streams = self.layout(0)
         # Drawn once and permuted in every epoch, so that all epochs have as many batches.
         self.segment_lengths: IntArray = objective.segment_lengths(
@@ -262,8 +262,7 @@ class ContiguousDataset(Dataset[Batch[Any]]):
             document, end = int(epoch.order[nth]), int(epoch.ends[nth])
             begin = end - int(self.sizes[document])
             chunk = Chunk(self.documents, document, start - begin, min(stop, end) - begin)
-            rng = generator(self.seed, Stream.EXAMPLE, epoch.number, document)
-            example = self.objective.example(chunk, rng)
+            example = self.objective.example(chunk, self.generator_of(epoch.number, document))
             positions = np.arange(chunk.start, chunk.start + len(example.input_ids))
             number = (epoch.number * len(self.sizes) + nth) % MAX_DOCUMENT_ID
             examples.append(

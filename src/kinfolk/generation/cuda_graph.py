@@ -129,7 +129,7 @@ class GraphedDecodeStep:
                 self.run()
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        # Only the calls of this thread are checked: a data loader pins memory in another one.
+        # Only the calls of this thread are checked: another one may pin memory meanwhile.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.run()
 

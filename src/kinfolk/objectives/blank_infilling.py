@@ -14,6 +14,7 @@ Several short spans, several sentences or the end of a text is masked, each with
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -90,7 +91,7 @@ class BlankInfilling(Objective):
         """Return the most spans of a text; each takes a mask token and a start token."""
         return min(
             self.num_masked(tokens),
-            int(np.ceil(self.num_masked(tokens) / self.mean_span_length)) + 1,
+            ceil(self.num_masked(tokens) / self.mean_span_length) + 1,
         )
 
     @cached_property
@@ -113,7 +114,7 @@ class BlankInfilling(Objective):
         if kind == "tail":
             # Deviation: the released code places it anywhere, half of the time. The end token is
             # not predicted where the chunk, and not the document, ends.
-            blank = (size - int(np.ceil(rng.uniform(MIN_TAIL_FRACTION, 1.0) * size)), size)
+            blank = (size - ceil(rng.uniform(MIN_TAIL_FRACTION, 1.0) * size), size)
             return self.corrupt(
                 chunk.ids, [blank], self.glm_tokens.gmask, end=chunk.reaches_document_end
             )
@@ -166,24 +167,30 @@ class BlankInfilling(Objective):
         `end`: the end token of each span is predicted too.
         """
         text, kept = ids.copy(), np.ones(len(ids), np.bool_)
-        parts, sizes = list[IntArray](), list[int]()
         for start, stop in spans:
             text[start], kept[start + 1 : stop] = mask, False
-            parts.append(ids[start:stop])
-            sizes.append(stop - start + 1)
         text, position = text[kept], kept.cumsum() - 1
-        opening, last = [self.glm_tokens.start], [self.glm_tokens.end if end else IGNORE_INDEX]
-        count = np.arange(max(len(text), sum(sizes) + 1))
-        zeros = np.zeros(len(text), np.int64)
-        masked_at = position[[start for start, _ in spans]].repeat(sizes)
+        length, count = len(text), np.arange(len(ids) + 2)
+        total = length + sum(stop - start + 1 for start, stop in spans)
+        input_ids, labels, position_ids, block_ids, order = np.zeros((5, total), np.int64)
+        input_ids[:length], position_ids[:length] = text, count[:length]
+        first = length
+        for start, stop in spans:
+            after = first + stop - start + 1
+            input_ids[first], input_ids[first + 1 : after] = self.glm_tokens.start, ids[start:stop]
+            labels[first : after - 1] = ids[start:stop]
+            labels[after - 1] = self.glm_tokens.end if end else IGNORE_INDEX
+            position_ids[first:after] = position[start]
+            block_ids[first:after] = count[1 : after - first + 1]
+            first = after
+        labels[:length] = IGNORE_INDEX
+        order[length:] = np.arange(1, total - length + 1)
         return Example(
-            input_ids=np.concatenate([text, *(ids for part in parts for ids in (opening, part))]),
-            labels=np.concatenate(
-                [zeros + IGNORE_INDEX, *(ids for part in parts for ids in (part, last))]
-            ),
-            position_ids=np.concatenate([count[: len(text)], masked_at]),
-            block_position_ids=np.concatenate([zeros, *(count[1 : size + 1] for size in sizes)]),
-            order=np.concatenate([zeros, count[1 : sum(sizes) + 1]]),
+            input_ids=input_ids,
+            labels=labels,
+            position_ids=position_ids,
+            block_position_ids=block_ids,
+            order=order,
         )
 
     def for_evaluation(self) -> "BlankInfillingScorer":

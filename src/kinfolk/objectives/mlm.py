@@ -38,6 +38,8 @@ from kinfolk.data.examples import Example
 from kinfolk.objectives.objective import Objective, max_predictions_field
 from kinfolk.text.tokenizer import SpecialTokens
 
+START = np.ones(1, np.bool_)  # the mark of a special token
+
 
 def mask_tokens(
     ids: IntArray,
@@ -61,7 +63,8 @@ def mask_tokens(
     else:
         words = word_starts.cumsum(dtype=np.int64)[maskable]
         masked = maskable[_choose_whole_words(words, count, rng)]
-    labels = np.full(len(ids), IGNORE_INDEX)
+    labels = np.empty_like(ids)
+    labels.fill(IGNORE_INDEX)
     labels[masked] = ids[masked]
     uniform = rng.random(len(masked))
     input_ids = ids.copy()
@@ -79,7 +82,8 @@ def _choose_whole_words(words: IntArray, count: int, rng: Rng) -> BoolArray:
     if not len(words):
         return np.zeros(0, np.bool_)
     changes = (words[1:] != words[:-1]).nonzero()[0] + 1
-    bounds = np.concatenate([[0], changes, [len(words)]])
+    bounds = np.empty(len(changes) + 2, np.int64)
+    bounds[0], bounds[1:-1], bounds[-1] = 0, changes, len(words)
     sizes = bounds[1:] - bounds[:-1]
     order, sizes_of = rng.permutation(len(sizes)), sizes.tolist()
     chosen, left = np.zeros(len(sizes), np.bool_), count
@@ -96,7 +100,7 @@ def _choose_whole_words(words: IntArray, count: int, rng: Rng) -> BoolArray:
 
 def mark_special_tokens(parts: Iterable[BoolArray]) -> BoolArray:
     """Add [CLS] and the [SEP] after each part to marks of tokens that start something."""
-    return np.concatenate([[True], *(marks for part in parts for marks in (part, [True]))])
+    return np.concatenate([START, *(marks for part in parts for marks in (part, START))])
 
 
 @config("mlm")
@@ -157,8 +161,14 @@ class MLM(Objective):
 
     def add_special_tokens(self, *parts: IntArray) -> IntArray:
         """Return [CLS] and the parts, each followed by [SEP]."""
-        cls, sep = [self.special_tokens.cls], [self.special_tokens.require("sep")]
+        cls, sep = self.cls_and_sep
         return np.concatenate([cls, *(ids for part in parts for ids in (part, sep))])
+
+    @cached_property
+    def cls_and_sep(self) -> tuple[IntArray, IntArray]:
+        """The ids of [CLS] and [SEP], as arrays of one."""
+        cls, sep = self.special_tokens.require("cls"), self.special_tokens.require("sep")
+        return np.array([cls]), np.array([sep])
 
     def require_word_starts(self, documents: TokenizedDocuments) -> None:
         """Raise UserError if words are masked and the documents have no word boundaries."""

@@ -11,6 +11,7 @@ attention       a token attends to the context (order 0) and to tokens of its ow
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -81,17 +82,22 @@ class PermutationLM(Objective):
         chosen = ordinary[sample_spans(len(ordinary), count, self.partial_prediction_k, rng)]
         return self.with_order(chunk.ids, rng.permutation(chosen))
 
+    @cached_property
+    def ending(self) -> IntArray:
+        """The special tokens after a text."""
+        return np.array([self.special_tokens.sep, self.special_tokens.cls])
+
     def with_order(self, ids: IntArray, predicted: IntArray) -> Example:
         """Add the special tokens to a text, and predict some tokens in the order given."""
         # Deviation: the released code draws an order for [SEP] and [CLS] too. Here they are
         # context, so that there is always some.
-        ids = np.concatenate([ids, [self.special_tokens.sep, self.special_tokens.cls]])
-        order, labels = np.zeros(len(ids), np.int64), np.full(len(ids), IGNORE_INDEX)
+        ids = np.concatenate([ids, self.ending])
+        order, token_type_ids, labels = np.zeros((3, len(ids)), np.int64)
+        labels.fill(IGNORE_INDEX)
         order[predicted] = np.arange(1, len(predicted) + 1)
         labels[predicted] = ids[predicted]
         if not len(predicted):
             order[-1] = 1  # a query without a label, so that every row has one
-        token_type_ids = np.zeros(len(ids), np.int64)
         token_type_ids[-1] = CLS_TOKEN_TYPE
         return Example(input_ids=ids, labels=labels, order=order, token_type_ids=token_type_ids)
 
@@ -116,8 +122,10 @@ class PermutationLM(Objective):
         queries = max(1, order.shape[1] // self.partial_prediction_k)
         while queries < int(counts.max()):
             queries *= 2
-        positions = torch.argsort((order == 0).int(), dim=1, stable=True)[:, :queries]
+        _, columns = order.nonzero(as_tuple=True)
         empty = torch.arange(queries) >= counts
+        positions = order.new_zeros(len(order), queries)
+        positions[~empty] = columns  # both row by row
         return torch.where(empty, positions[:, :1], positions), empty
 
     def for_evaluation(self) -> "PermutationLMScorer":

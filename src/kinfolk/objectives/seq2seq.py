@@ -66,15 +66,15 @@ class Seq2Seq(Objective):
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Add the end tokens to a pair; nothing is random."""
         middle = chunk.sentences[0]
-        source, target = chunk.ids[:middle], chunk.ids[middle:]
-        eos = [self.special_tokens.require("eos")]
+        eos = self.special_tokens.require("eos")
         # As T5's, the decoder starts with the padding token.
-        ids = np.concatenate([[self.special_tokens.pad], target])
+        starts, ends = np.array([self.special_tokens.pad]), np.array([eos])
+        source, target = chunk.ids[:middle], chunk.ids[middle:]
         return Example(
-            encoder_input_ids=np.concatenate([source, eos]),
-            input_ids=ids,
-            labels=np.concatenate([target, eos]),
-            order=np.arange(len(ids)),
+            encoder_input_ids=np.concatenate([source, ends]),
+            input_ids=np.concatenate([starts, target]),
+            labels=np.concatenate([target, ends]),
+            order=np.arange(len(target) + 1),
         )
 
     def make_batch(

@@ -5,8 +5,8 @@ on an H200, and Python needs 10 ms to launch it. A graph is recorded for each sh
 of batch, of which packing leaves few; a step copies its batch in and replays it.
 """
 
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kinfolk.batch import Batch, Loss, tree_map
 from kinfolk.packed_texts import PackedTexts
+from kinfolk.tensor_tree import start_in, tensor_leaves, tree_fields
 
 MAX_GRAPHS = 16  # shapes that are recorded: each keeps gradients of the whole network
 
@@ -23,7 +24,7 @@ class CapturedGraph:
     """A graph, and the tensors that it reads and writes: their addresses are fixed."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Sequence[Tensor]  # the tensors of the batch
+    inputs: Sequence[Tensor]  # of the batch: see `copied_tensors`
     scales: Tensor  # (parts of the loss,): the derivative of the mean by each sum
     loss: Loss
     gradients: Sequence[Tensor | None]
@@ -79,7 +80,7 @@ class GraphedForwardBackward:
                 self.graphs[key] = self.record(batch)
         recorded = self.graphs[key]
         loss = recorded.loss
-        for target, source in zip(recorded.inputs, tensor_leaves(batch), strict=True):
+        for target, source in zip(recorded.inputs, copied_tensors(batch), strict=True):
             target.copy_(source, non_blocking=True)
         recorded.scales.copy_(torch.tensor(loss_scales(loss, counts)), non_blocking=True)
         recorded.graph.replay()
@@ -90,9 +91,7 @@ class GraphedForwardBackward:
     def record(self, batch: Batch[Any]) -> CapturedGraph:
         """Record forward and backward for batches of this shape, after two runs to warm up."""
         device = self.parameters[0].device
-        static = tree_map(
-            batch, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t)
-        )
+        static = batch.to(device, copy=True)
         # Compiles the learner. The result is not kept: it would bind the parameters to its stream.
         scales = torch.ones(len(self.forward(static).sums), device=device)
 
@@ -107,13 +106,13 @@ class GraphedForwardBackward:
             self.copy_gradients(forward_backward()[1])  # outside of the memory of the graphs
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Only the calls of this thread are checked: the data loader pins memory in another one.
+        # Only the calls of this thread are checked: another one may pin memory meanwhile.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             loss, gradients = forward_backward()
             gradients = self.copy_gradients(gradients)
         sums = {name: total.detach() for name, total in loss.sums.items()}
         loss = Loss(sums, loss.weights, loss.memory)
-        return CapturedGraph(graph, tuple(tensor_leaves(static)), scales, loss, gradients)
+        return CapturedGraph(graph, tuple(copied_tensors(static)), scales, loss, gradients)
 
     def copy_gradients(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Copy gradients to where those of all shapes are, so that they take memory once."""
@@ -182,27 +181,26 @@ def with_own_storage(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return separate
 
 
-def tensor_leaves(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor in a tree of dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensor_leaves(getattr(value, field.name))
+def copied_tensors(batch: Batch[Any]) -> list[Tensor]:
+    """Return what is copied of a batch: its buffer, and the tensors that do not lie in it."""
+    leaves, buffer = tensor_leaves(batch), batch.buffer
+    if buffer is None:
+        return leaves
+    return [leaf for leaf in leaves if leaf is buffer or start_in(leaf, buffer) is None]
 
 
 def has_packed_texts(value: Any) -> bool:
     """Return whether a tree of dataclasses has packed texts, in the order of recurrent layers."""
-    if isinstance(value, PackedTexts):
-        return True
-    if not is_dataclass(value):
-        return False
-    return any(has_packed_texts(getattr(value, field.name)) for field in fields(value))
+    return bool(tensor_leaves(value, PackedTexts))
 
 
 def batch_key(batch: Batch[Any]) -> Hashable:
     """Return the key of a batch: batches with equal keys share a graph."""
-    return graph_key(batch.inputs), graph_key(batch.targets)
+    parts, buffer = (batch.inputs, batch.targets), batch.buffer
+    key = tuple(map(graph_key, parts))
+    if buffer is None:
+        return key
+    return *key, *(start_in(leaf, buffer) for part in parts for leaf in tensor_leaves(part))
 
 
 def graph_key(value: Any) -> Hashable:
@@ -210,7 +208,7 @@ def graph_key(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if is_dataclass(value):
-        return type(value), *(graph_key(getattr(value, field.name)) for field in fields(value))
+        return type(value), *[graph_key(getattr(value, name)) for name in tree_fields(value)]
     if isinstance(value, Mapping):
         return tuple((name, graph_key(part)) for name, part in value.items())
     return value

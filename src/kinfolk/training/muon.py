@@ -157,7 +157,7 @@ class OrthogonalizeGraph:
             orthogonalize(self.matrices)  # to warm up
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        # Only the calls of this thread are checked: the data loader pins memory in another one.
+        # Only the calls of this thread are checked: another one may pin memory meanwhile.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.orthogonal = orthogonalize(self.matrices)
 
