@@ -265,6 +265,27 @@ def test_a_command_imports_what_it_uses(
     assert modules.isdisjoint(unused), sorted(modules & {*unused})
 
 
+PRETRAIN = """
+import sys, kinfolk
+settings = ["train.batch_size=2", "train.device=cpu"]
+recipe = kinfolk.recipe("bert/nano", sys.argv[1], length=16, steps=2, settings=settings)
+kinfolk.pretrain(recipe, sys.argv[2])
+print(*sys.modules)
+"""
+
+
+def test_a_run_that_compiles_nothing_imports_no_compiler(home: Home, tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PRETRAIN, str(home.corpus), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules = {*found.stdout.split()}
+    assert "kinfolk.training.eager_optimizers" in modules
+    assert modules.isdisjoint(COMPILER)
+
+
 @pytest.mark.parametrize(
     ("load", "given", "spins"),
     [
