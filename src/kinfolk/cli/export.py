@@ -45,7 +45,7 @@ def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None =
 
 
 def how_to_load(folder: Path, *, has_head: bool) -> str:
-    """Return what opens a model folder with all of its weights."""
+    """Return what opens a model folder: with a task head its class of transformers, if any."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     classes = config.get("architectures")
     if not classes:
