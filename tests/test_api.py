@@ -58,9 +58,23 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
-    code = "import sys, kinfolk; dir(kinfolk); kinfolk.UserError; print('torch' in sys.modules)"
+    code = "import sys, kinfolk; dir(kinfolk); kinfolk.UserError; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "False"
+    assert {"torch", "numpy", "typer", "tokenizers"}.isdisjoint(shown.stdout.split())
+
+
+def test_a_system_without_fcntl_is_told_in_one_sentence() -> None:
+    for statement in ("import kinfolk", "import kinfolk.cli"):
+        code = f"import sys; sys.modules['fcntl'] = None; {statement}"
+        shown = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert shown.returncode == 1
+        assert shown.stderr.splitlines()[-1] == (
+            "ImportError: kinfolk runs on Linux and macOS, and this system has no fcntl, which "
+            "locks folders: on Windows install it in WSL 2 (the Windows Subsystem for Linux)"
+        )
+        assert "ModuleNotFoundError" not in shown.stderr
 
 
 def test_load_is_typed() -> None:

@@ -55,6 +55,14 @@ from typing import TYPE_CHECKING, Any
 from kinfolk.machine import limit_spinning
 from kinfolk.version import __version__ as __version__
 
+try:
+    import fcntl as _fcntl  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "kinfolk runs on Linux and macOS, and this system has no fcntl, which locks folders: on "
+        "Windows install it in WSL 2 (the Windows Subsystem for Linux)"
+    ) from None
+
 if TYPE_CHECKING:
     from kinfolk import families
     from kinfolk.data.cluster import prepare_on_ray

@@ -1,10 +1,11 @@
 """`kinfolk export` and `kinfolk import`: the same weights and ids on both sides of the border."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -15,7 +16,9 @@ from transformers import (
 
 import kinfolk as package
 from kinfolk.batch import Inputs
+from kinfolk.families import families, family
 from kinfolk.families.transformer import TransformerConfig
+from kinfolk.nn.task_heads import FIXED_LABELS, Head, ModelWithHeadConfig, pooling_of
 from kinfolk.workflows.folders import load_tokenizer
 from support.runs import MEMBERS, Home, Kinfolk, one_sentence, tree
 
@@ -66,6 +69,56 @@ def test_an_export_opens_in_transformers_and_comes_back(
     assert again.fingerprint == tokenizer.fingerprint
     weights = [tree(folder)["model.safetensors"] for folder in (out, tmp_path / "back")]
     assert weights[0] == weights[1]
+
+
+NETWORKS = [
+    (name, head)
+    for name, family in families().items()
+    if "export" in family.capabilities and family.hf is not None
+    for head in (None, *(get_args(Head) if family.model.pooling is not None else ()))
+]
+
+
+# Of networks without a head: sinusoids are computed, and RoBERTa pretrains no pooling layer.
+NOT_SAVED = {
+    "transformer": {f"{part}.embed_positions.weight" for part in ("encoder", "decoder")},
+    "roberta": {"pooler.dense.weight", "pooler.dense.bias"},
+}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("name", "head"), NETWORKS)
+def test_what_an_export_prints_opens_it_with_all_weights(
+    name: str, head: Head | None, kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(home.tokenizer)
+    ids = {"vocab_size": tokenizer.vocab_size, "padding_idx": tokenizer.special_tokens.pad}
+    config = family(name).sizes["nano"].with_fields(**ids)
+    if head is not None:
+        labels = FIXED_LABELS.get(head, ("poor", "fine"))
+        config = ModelWithHeadConfig(
+            backbone=config, head=head, labels=labels, pooling=pooling_of(config)
+        )
+    model, out = config.build(), tmp_path / "out"
+    package.save(model, tokenizer, tmp_path / "model")
+    said = kinfolk("export", tmp_path / "model", "-o", out)
+    assert said.code == 0, said.err
+    command = said.out.rpartition("load with ")[2]
+    module = command.partition(".")[0]
+    opened = eval(command, {module: getattr(transformers, module, package)})
+    hf = family(name).hf
+    assert hf is not None
+    if head is not None and head not in hf.heads:
+        assert "transformers has no class for it" in said.out
+        assert {*opened[0].state_dict()} == {*model.state_dict()}
+        return
+    expected = hf.heads[head].name if head is not None else type(opened).__name__
+    assert type(opened).__name__ == expected
+    _, info = type(opened).from_pretrained(out, output_loading_info=True)
+    if head is not None:
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+    else:
+        assert {*info["missing_keys"]} == NOT_SAVED.get(name, set())
 
 
 @pytest.mark.parity

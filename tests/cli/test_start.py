@@ -125,6 +125,27 @@ COMMANDS += [
     ("compare --resume {tmp}", 2),
     ("compare --repeat {tmp} -o {tmp}/new", 2),
 ]
+COMMANDS += [
+    ("pretrain {corpus} --corpus {corpus} -o {tmp}/new", 2),
+    ("pretrain gpt2 --corpus {corpus} -o {tmp}/new --objective mlm", 2),
+    ("finetune {run} --train {bad}/rows.tsv --dev {bad}/unlabelled.tsv -o {tmp}/new", 2),
+    ("finetune {run} --train {bad}/rows.tsv --dev {bad}/columns.tsv -o {tmp}/new", 2),
+    ("predict {run} {bad}/columns.tsv", 2),
+    ("predict {pretrained} {bad}/rows.tsv", 2),
+    ("evaluate {pretrained} --test {bad}/rows.tsv", 2),
+    ("generate {pretrained} The", 2),
+    ("generate {run} --prompts {tmp}/none", 2),
+    ("chat {pretrained}", 2),
+    ("fill {decoder} [MASK]", 2),
+    ("translate {decoder} {text}", 2),
+    ("summarize {decoder} {text}", 2),
+    ("push {run} name", 2),
+    ("push {tmp}/none me/name", 2),
+    ("import {tmp}/none -o {tmp}/new", 2),
+    ("embed {tmp}/none {text} -o {tmp}/v.npz", 2),
+    ("summarize {tmp}/none {text}", 2),
+    ("claims none", 2),
+]
 CHILD = """
 import sys
 from kinfolk.cli import main
@@ -179,20 +200,26 @@ RUN = {
     ],
     "formulations": [{"task": {"labels": ["good", "poor"]}}],
 }
+PRETRAINED = {"type": "pretrain", "model": {"type": "bert"}}
+DECODER = {"type": "pretrain", "model": {"type": "gpt2"}}
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Write the recipe of a fine-tuned run, and labelled files that are wrong."""
-    run, bad = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("bad")
-    (run / "recipe.json").write_text(json.dumps(RUN), encoding="utf-8")
+    """Write the recipes of runs, and labelled files that are wrong."""
+    runs = {"run": RUN, "pretrained": PRETRAINED, "decoder": DECODER}
+    folders = {name: tmp_path_factory.mktemp(name) for name in (*runs, "bad")}
+    for name, recipe in runs.items():
+        (folders[name] / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+    bad = folders["bad"]
     (bad / "empty.tsv").touch()
     (bad / "program").write_bytes(b"\x7fELF\0\0\xff\xfe")
     rows = ["a fine day\tgood", "a bad day\tpoor"] * 4
     (bad / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
     without = [row.partition("\t")[0] + "\t" for row in rows]
     (bad / "unlabelled.tsv").write_text("\n".join(["text\tlabel", *without]), encoding="utf-8")
-    return {"run": run, "bad": bad}
+    (bad / "columns.tsv").write_text("a\tb\n1\n2\t3\t4\n", encoding="utf-8")
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +259,83 @@ def test_torch_is_not_imported(
     arguments = [word.format(**folders) for word in words.split()]
     found = run_alone(*arguments)
     assert found.splitlines()[-1] == f"{code} False", found
+
+
+# What the commands that run a model may import besides torch.
+COMPILER = ("torch._dynamo", "torch._inductor", "sympy")
+OTHERS = ("tensorboard", "scipy", "sacrebleu", "transformers", "datasets", "jinja2")
+LISTED = """
+import sys
+from kinfolk.cli import main
+sys.argv = ["kinfolk", *sys.argv[1:]]
+main()
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(home: Home) -> dict[str, Path]:
+    """Train two small models."""
+    return {name: home.run(name) for name in ("gpt2", "bert")}
+
+
+def listed(arguments: list[str]) -> set[str]:
+    """Run a command in a process of its own; return the modules that it imported."""
+    found = subprocess.run(
+        [sys.executable, "-c", LISTED, *arguments], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    return {*found.stderr.splitlines()[-1].split()}
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        ("members xlnet", (*COMPILER, *OTHERS)),
+        ("generate {gpt2} The --max-new-tokens 3", (*COMPILER, *OTHERS)),
+        ("fill {bert} [MASK]", (*COMPILER, *OTHERS)),
+        ("evaluate {gpt2} --text {text}", (*COMPILER, *OTHERS)),
+        ("embed {bert} {text} -o {tmp}/v.npz", (*COMPILER, *OTHERS)),
+        ("export {bert} -o {tmp}/new", (*COMPILER, *OTHERS)),
+        (
+            "finetune {bert} --train {bad}/rows.tsv --dev {bad}/rows.tsv -o {tmp}/new --epochs 1",
+            (*COMPILER, "sacrebleu", "transformers", "datasets"),
+        ),
+    ],
+)
+def test_a_command_imports_what_it_uses(
+    words: str,
+    unused: tuple[str, ...],
+    home: Home,
+    inputs: dict[str, Path],
+    trained: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    folders = {"tmp": tmp_path, "text": home.text, **inputs, **trained}
+    modules = listed([word.format(**folders) for word in words.split()])
+    assert "torch" in modules
+    assert modules.isdisjoint(unused), sorted(modules & {*unused})
+
+
+PRETRAIN = """
+import sys, kinfolk
+settings = ["train.batch_size=2", "train.device=cpu"]
+recipe = kinfolk.recipe("bert/nano", sys.argv[1], length=16, steps=2, settings=settings)
+kinfolk.pretrain(recipe, sys.argv[2])
+print(*sys.modules)
+"""
+
+
+def test_a_run_that_compiles_nothing_imports_no_compiler(home: Home, tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PRETRAIN, str(home.corpus), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules = {*found.stdout.split()}
+    assert "kinfolk.training.eager_optimizers" in modules
+    assert modules.isdisjoint(COMPILER)
 
 
 @pytest.mark.parametrize(

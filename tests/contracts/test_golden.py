@@ -21,6 +21,7 @@ from torch import Tensor
 from kinfolk.batch import tree_map
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
+from kinfolk.families import read_index
 from kinfolk.tasks.task import kinds
 from support.contracts import PAIRS, SAMPLE, documents, modules, objective, short
 from support.runs import DOES, WHAT, WHO, Home, Kinfolk
@@ -34,7 +35,12 @@ LOGGED = {"losses": "loss", "grad_norms": "grad_norm"}
 HELD_OUT = "eval_loss"
 
 # Counts have no seed and no steps of gradients: tests/families/test_ngram.py has their figures.
-PRETRAINED = [f"{m.name} {way}" for m, way in PAIRS if m.model.gradient_free is None]
+# Families from outside of the package have none stored.
+PRETRAINED = [
+    f"{m.name} {way}"
+    for m, way in PAIRS
+    if m.model.gradient_free is None and m.name in read_index()
+]
 # Every task kind by a family made for it, and classification by each kind of formulation.
 FINETUNED = [
     *("bert classify", "bert regress", "bert choose", "bert tag", "bert span", "bert coref"),

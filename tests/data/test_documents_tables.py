@@ -17,9 +17,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data import documents
+from kinfolk.data import documents, row_faults
 from kinfolk.data.documents import ReadOptions, read_documents, read_text_parts
-from kinfolk.data.files import file_sizes
+from kinfolk.data.files import READ_BYTES, file_sizes
 from kinfolk.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -205,6 +205,74 @@ def test_a_bad_parquet_row_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(UserError, match=r"a\.parquet is not a valid Parquet file"):
         texts(file)
+
+
+FAULTY_ROWS = {  # as bytes: the rows 2, 4, 5, 7 and 8 are wrong
+    "a.jsonl": "\n".join(
+        ('{"text": "one"}', "{", '{"text": "two"}', "[]", "3", '{"text": "four"}', "[", '"five"')
+    ).encode(),
+    "a.tsv": b"a\tone\nb\nc\ttwo\nd\ne\nf\tthree\ng\nh\n",
+    "a.csv": b"a,one\nb\nc,two\nd\ne\nf,three\ng\nh\n",
+}
+COLUMN_TWO = ReadOptions(column="2")
+
+
+@pytest.mark.parametrize("name", FAULTY_ROWS)
+@pytest.mark.parametrize("read", [read_documents, read_text_parts])
+def test_one_error_names_the_first_faulty_rows_and_counts_all(
+    tmp_path: Path, name: str, read: Callable[..., Any]
+) -> None:
+    (tmp_path / name).write_bytes(FAULTY_ROWS[name])
+    options = ReadOptions() if name == "a.jsonl" else COLUMN_TWO
+    with pytest.raises(UserError) as raised:
+        list(read([tmp_path / name], options))
+    heading, *listed = str(raised.value).split("\n")
+    assert heading == f"5 rows of {tmp_path / name} cannot be read, the first of them:"
+    found = [line.split(" of ")[0] for line in listed]
+    assert found == ["  line 2", "  line 4", "  line 5"]
+
+
+def test_faulty_rows_of_parquet_are_counted_too(tmp_path: Path) -> None:
+    rows = [{"text": None if number % 2 else "some text"} for number in range(1, 1000)]
+    (tmp_path / "a.parquet").write_bytes(parquet_of(rows))
+    with pytest.raises(UserError) as raised:
+        list(read_documents([tmp_path / "a.parquet"]))
+    heading, *listed = str(raised.value).split("\n")
+    assert heading == f"500 rows of {tmp_path}/a.parquet cannot be read, the first of them:"
+    assert [line.split(" of ")[0] for line in listed] == [
+        "  'text' in row 1",
+        "  'text' in row 3",
+        "  'text' in row 5",
+    ]
+
+
+def test_rows_are_counted_as_far_as_a_file_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"{\n" * READ_BYTES + b"\xff\n")  # the last byte is read after rows
+    counted = r"^\d[\d,]* rows or more of .*a\.jsonl cannot be read, the first of them:(\n.*){3}$"
+    with pytest.raises(UserError, match=counted):
+        list(read_documents([file]))
+    monkeypatch.setattr(row_faults, "MAX_CHECKED_BYTES", 0)
+    file.write_bytes(b"{\n" * READ_BYTES)  # two blocks, of which one is read
+    with pytest.raises(UserError, match=r"^52\d,\d{3} rows or more of .*(\n.*){3}$"):
+        list(read_documents([file]))
+
+
+def test_the_faulty_rows_of_several_files_are_in_one_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{\n[\n")
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "one"}\n{\n')
+    with pytest.raises(UserError) as raised:
+        list(read_documents([tmp_path]))
+    starts = [line.split(f" of {tmp_path}")[0] for line in str(raised.value).split("\n")]
+    assert starts == [
+        "2 files cannot be read:",
+        "  2 rows",
+        "    line 1",
+        "    line 2",
+        "  line 2",
+    ]
 
 
 def test_missing_pyarrow_says_how_to_get_it(

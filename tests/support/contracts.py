@@ -16,6 +16,7 @@ from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
 from kinfolk.config import TYPES
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.examples import Example
+from kinfolk.extensions import import_extensions
 from kinfolk.families import families
 from kinfolk.families.base import Family
 from kinfolk.objectives.objective import Objective
@@ -29,6 +30,7 @@ SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(39, 19, -1))
 )
 
+import_extensions()  # families of files that KINFOLK_IMPORT names
 # Every family member under everything it can learn by.
 PAIRS = [(m, way) for m in families().values() for way in m.objectives]
 NAMES = [f"{m.name}-{way}" for m, way in PAIRS]

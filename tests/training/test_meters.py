@@ -134,6 +134,14 @@ def test_peak_memory_without_proc_is_that_of_the_kernel(tmp_path: Path) -> None:
     assert peak_memory("cpu", tmp_path) == pytest.approx(peak_memory("cpu"), rel=0.2)
 
 
+def test_peak_memory_is_in_bytes_on_macos_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = peak_memory("cpu", tmp_path)
+    monkeypatch.setattr("sys.platform", "darwin")  # whose kernel counts bytes, not KiB
+    assert 1024 * peak_memory("cpu", tmp_path) == pytest.approx(before, rel=0.2)
+
+
 def test_a_peak_that_cannot_be_reset_says_so(tmp_path: Path) -> None:
     assert not reset_peak_memory("cpu", tmp_path / "none")
     (tmp_path / "clear_refs").write_text("")

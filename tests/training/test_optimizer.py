@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import WithBiases
 from kinfolk.training.config import Optimizer, TrainConfig
-from kinfolk.training.optimizer import AdamWRMS, build_optimizer
+from kinfolk.training.optimizer import AdamWRMS, build_optimizer, param_groups
 
 # Muon splits the groups of a model with layers: test_muon.
 OPTIMIZERS = [name for name in get_args(Optimizer) if name != "muon"]
@@ -131,6 +131,32 @@ def test_adamw_rms_is_adamw_for_a_tensor_of_rms_one() -> None:
     AdamWRMS([{"params": [ours]}], lr=0.1, weight_decay=0.1).step()
     torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.1).step()
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_an_optimiser_of_torch_updates_as_torch_does_to_the_bit(name: Optimizer) -> None:
+    torch.manual_seed(0)
+    ours, theirs = Net(), Net()
+    theirs.load_state_dict(ours.state_dict())
+    train = TrainConfig(optimizer=name, **SETTINGS)
+    built = build_optimizer(ours, train)
+    groups = param_groups(theirs, train.weight_decay)
+    expected = (
+        torch.optim.Adafactor(groups, lr=train.lr)
+        if name == "adafactor"
+        else torch.optim.AdamW(groups, train.lr, train.betas, train.eps, fused=True)
+    )
+    for _ in range(4):
+        for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            own.grad = torch.randn_like(own)
+            other.grad = own.grad.clone()
+        built.step()
+        expected.step()
+        built.zero_grad()
+        assert all(own.grad is None for own in ours.parameters() if own.requires_grad)
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(own, other)
+    assert repr(built.state_dict()) == repr(expected.state_dict())
 
 
 def test_adamw_rms_stands_still_at_a_rate_of_zero() -> None:

@@ -11,13 +11,14 @@ import kinfolk
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
+from kinfolk.nn.meta import count_parameters
 from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.baselines import Baselines
-from kinfolk.workflows.evaluate import count_parameters, evaluate
+from kinfolk.workflows.evaluate import evaluate
 from support.runs import LENGTH, Home
 
 SHORT = ["The cat saw a ball again.", "A dog forgot the letter.", "A"]

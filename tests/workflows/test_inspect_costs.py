@@ -11,15 +11,14 @@ from kinfolk import families
 from kinfolk.batch import Inputs
 from kinfolk.families.base import STANDARD_SIZES
 from kinfolk.nn.characters import CharacterEmbedding
+from kinfolk.nn.meta import count_parameters, meta_network
 from kinfolk.training.flops import FlopCounter
-from kinfolk.workflows.evaluate import count_parameters
 from kinfolk.workflows.inspection.costs import (
     cost_parts,
     evaluate_terms,
     flop_terms,
     network_costs,
 )
-from kinfolk.workflows.inspection.masks import meta_network
 from kinfolk.workflows.inspection.memory import activation_bytes, lstm_values, saved_bytes
 
 NAMES = [*families.families(), "bilstm", "cvt"]

@@ -15,13 +15,13 @@ from markupsafe import escape
 
 from kinfolk.data.corpus import Corpus
 from kinfolk.metrics.baselines import entropy
+from kinfolk.nn.meta import count_parameters
 from kinfolk.tasks.task import format_score
 from kinfolk.training.distributed import Processes
 from kinfolk.training.log import read, samples, speed_lines
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.training.provenance import command_line
 from kinfolk.workflows.baselines import Baselines
-from kinfolk.workflows.evaluate import count_parameters
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import CorpusShare, recipe

@@ -15,6 +15,7 @@ from kinfolk.config import did_you_mean, parse_field
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.workflows.folders import check_model_folder
+from kinfolk.workflows.model_use import check_ability
 
 if TYPE_CHECKING:
     from kinfolk.generation.generate import ChatSession
@@ -56,6 +57,7 @@ def chat_command(
     """
     config = generation_config("sample", settings)
     check_model_folder(model, or_corpus=True)
+    check_ability(model, "generate")
 
     from kinfolk.generation.generate import ChatSession
     from kinfolk.workflows.generate import load_generator

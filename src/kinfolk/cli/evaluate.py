@@ -308,7 +308,10 @@ def evaluate_test(
     check_test_options(model, options, few_shot, target=target, length=length)
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.input_checks import check_labels, check_rows
+    from kinfolk.workflows.model_use import check_finetuned
 
+    if not few_shot.given:
+        check_finetuned(model)
     labelled = LabelledFile(test, target=target)
     check_rows(labelled)
     if not few_shot.given and options.columns is None and target is None:

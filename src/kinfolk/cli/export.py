@@ -1,5 +1,6 @@
 """The commands `export` and `import`: model folders in Hugging Face's layout."""
 
+import json
 from pathlib import Path
 
 import typer
@@ -42,7 +43,16 @@ def export_command(
         print_line(f"exported to {out}; evaluate with {use}")
         return
     save(exportable(network), loaded, out)
-    print_line(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
+    print_line(f"exported to {out}; {how_to_load(out, has_head=network.pretrained is not network)}")
+
+
+def how_to_load(folder: Path, *, has_head: bool) -> str:
+    """Return what opens a model folder: with a task head its class of transformers, if any."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    classes = config.get("architectures")
+    if not classes:
+        return f'transformers has no class for it: load with kinfolk.load("{folder}")'
+    return f'load with {classes[0] if has_head else "AutoModel"}.from_pretrained("{folder}")'
 
 
 @command("kinfolk import bert-base-uncased -o models/bert", panel=MODELS)

@@ -344,6 +344,7 @@ def finetune_command(
         print_scores(run / "task", json=json)
         return
     datasets = [] if data.suite is not None else data.read()  # before torch is imported
+    messages = [message for dataset in datasets for message in dataset.messages()]
     train = training_function(
         model,
         model_options,
@@ -356,9 +357,8 @@ def finetune_command(
     if data.suite is not None:
         finetune_suite(data, train, out, device=training.get("device", "auto"), json=json)
         return
-    for dataset in datasets:
-        for message in dataset.messages():
-            note(message)
+    for message in messages:
+        note(message)
     finish_run(train(datasets, out, task_options.metric), json=json)
 
 

@@ -16,6 +16,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.generation.config import DECODING, METHOD_FIELDS, GenerationConfig
 from kinfolk.workflows.folders import check_model_folder
+from kinfolk.workflows.model_use import check_ability
 
 if TYPE_CHECKING:
     from kinfolk.generation.generate import GeneratedText
@@ -108,6 +109,9 @@ def generate_command(
         settings["truncate_left"] = True
     config = generation_config(method, settings)
     check_model_folder(model, or_corpus=True)
+    check_ability(model, "generate")
+    if prompts is not None:
+        check_prompts_file(prompts)
     text = piped("prompt") if prompt == "-" else prompt
     if text is not None:
         readable(text, "prompt")
@@ -251,14 +255,21 @@ def count_prompts(path: Path) -> int | None:
         return sum(bool(line.strip()) for line in decoded_lines(source))
 
 
-def read_prompts(path: Path, field: str) -> Iterator[str]:
-    """Read the prompts of a JSONL file."""
-    from kinfolk.data.documents import read_jsonl
-    from kinfolk.data.files import STDIN, open_input
+def check_prompts_file(path: Path) -> None:
+    """Refuse prompts that are in no file."""
+    from kinfolk.data.files import STDIN
 
     if path != STDIN and not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{path} {problem}: pass a file with one JSON object per line")
+
+
+def read_prompts(path: Path, field: str) -> Iterator[str]:
+    """Read the prompts of a JSONL file."""
+    from kinfolk.data.documents import read_jsonl
+    from kinfolk.data.files import open_input
+
+    check_prompts_file(path)
     empty = True
     with open_input(path) as source:
         for prompt in read_jsonl(source, field):
@@ -299,6 +310,7 @@ def fill_command(
     """
     config = generation_config(method, {"max_new_tokens": 128} | settings, default="greedy")
     check_model_folder(model)
+    check_ability(model, "fill")
     readable(text, "text")
 
     from kinfolk.generation.fill import fill_text

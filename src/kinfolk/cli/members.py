@@ -69,7 +69,7 @@ def members_command(
 def print_sizes(name: str, *, json: bool) -> None:
     """Print the sizes of a family with their parameter counts and dimensions."""
     from kinfolk.families import IndexEntry, family
-    from kinfolk.workflows.evaluate import parameter_count
+    from kinfolk.nn.meta import parameter_count
 
     chosen = family(name)
     counts = {size: parameter_count(config) for size, config in chosen.sizes.items()}

@@ -58,10 +58,14 @@ def predict_command(
         check_new_file(out, (file, model), force=force)
         check_parent_folder(out)
     from kinfolk.tasks.formats.labelled_file import LabelledFile
-    from kinfolk.workflows.input_checks import check_rows
+    from kinfolk.workflows.input_checks import check_inputs, check_rows
+    from kinfolk.workflows.model_use import check_finetuned
 
+    check_finetuned(model)
     labelled = LabelledFile(file)
     check_rows(labelled)
+    if columns is None:
+        check_inputs(model, labelled, task_index)
     from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.workflows.predict import (
         added_columns,

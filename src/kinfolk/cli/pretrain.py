@@ -31,8 +31,9 @@ from kinfolk.cli.output import duration, note, print_json, print_line, print_tab
 from kinfolk.cli.pair_options import PAIRS, TranslationOptions
 from kinfolk.config import apply_overrides, as_settings
 from kinfolk.errors import UserError
+from kinfolk.families import check_objective
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.folders import check_new_folder, model_or_family
+from kinfolk.workflows.folders import check_model_folder, check_new_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.workflows.recipe import CorpusShare, Recipe
@@ -115,6 +116,9 @@ def pretrain_command(
         raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
     else:
         model = model_or_family(model)
+        check_objective(model, objective)
+        if Path(model).exists():
+            check_model_folder(model)
     if out is None:
         raise UsageError("missing -o RUN: the run folder to write")
     mixture = check_data(corpus or [], pairs, required=recipe is None)

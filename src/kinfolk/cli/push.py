@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from kinfolk.cli.app import MODEL, MODELS, command, flag
-from kinfolk.workflows.folders import check_model_folder
+from kinfolk.workflows.folders import check_hub_name, check_model_folder
 
 
 @command("kinfolk push runs/bert me/small-bert", panel=MODELS)
@@ -19,6 +19,7 @@ def push_command(
     The card is written from the recipe, the data and the scores of the run. Log in with
     `hf auth login` first.
     """
+    check_hub_name(name)
     check_model_folder(model)
     from kinfolk.workflows.push import push as upload
 

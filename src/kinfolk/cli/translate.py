@@ -34,6 +34,7 @@ from kinfolk.workflows.folders import (
     check_new_file,
     check_parent_folder,
 )
+from kinfolk.workflows.model_use import check_seq2seq
 
 if TYPE_CHECKING:
     from kinfolk.workflows.translation.languages import Route
@@ -174,6 +175,7 @@ def register_command(
         values = settings if tokens is None else {"max_new_tokens": tokens} | settings
         config = generation_config(method, values, default="greedy")
         check_model_folder(model)
+        check_seq2seq(model, verb)
         if out is not None:
             check_new_file(out, (file, model), force=force)
             check_parent_folder(out)

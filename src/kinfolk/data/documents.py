@@ -38,6 +38,7 @@ from kinfolk.data.files import (
     is_dataset_name,
     open_input,
 )
+from kinfolk.data.row_faults import MAX_CHECKED_BYTES, texts_of_rows
 from kinfolk.errors import UserError
 
 DEFAULT_TEXT_FIELD = "text"  # of a row, unless another is chosen
@@ -46,7 +47,6 @@ PARQUET_BATCH_ROWS = 256  # of a Parquet file, held at once
 PART = 1 << 20  # characters of a part, at most
 MAX_BLANK_CHARS = 1 << 20  # white space that is held until text follows it
 MAX_LISTED_FAULTS = 5  # files in one error
-MAX_CHECKED_BYTES = 1 << 28  # of the files after a faulty one: a few seconds
 T = TypeVar("T")
 _LEADING = re.compile(r"\A\s*\n")
 _BLANK = re.compile(r"(\n\s*\n)")
@@ -204,8 +204,12 @@ def _naming_all_faults(
             first = [str(error), *faults][:MAX_LISTED_FAULTS]
             left = "" if len(faults) < MAX_LISTED_FAULTS else ", the first of them"
             raise UserError(
-                "\n".join([f"{count} cannot be read{left}:", *(f"  {fault}" for fault in first)])
+                "\n".join([f"{count} cannot be read{left}:", *map(_indented, first)])
             ) from error
+
+
+def _indented(fault: str) -> str:
+    return "\n".join(f"  {line}" for line in fault.splitlines())
 
 
 def _faults(files: Sequence[Path], check: ReadFile) -> tuple[list[str], bool]:
@@ -352,10 +356,14 @@ def read_jsonl(
     source: InputFile, field: str = DEFAULT_TEXT_FIELD, *, allow_nul: bool = False
 ) -> Iterator[str]:
     """Read a field of the object on each line; "meta.text" is a field of a field."""
-    for number, line in _nonblank(decoded_lines(source)):
-        row = _parse_row(line, number, source.name)
-        source.document_line = number
-        yield get_text(row, field, f"line {number:,} of {source.name}", allow_nul=allow_nul)
+
+    def text_of(numbered: tuple[int, str]) -> str:
+        source.document_line, line = numbered
+        row = _parse_row(line, source.document_line, source.name)
+        where = f"line {source.document_line:,} of {source.name}"
+        return get_text(row, field, where, allow_nul=allow_nul)
+
+    return texts_of_rows(source, _nonblank(decoded_lines(source)), text_of)
 
 
 def _parse_row(line: str, number: int, file: str) -> Any:
@@ -440,16 +448,21 @@ def read_delimited(
     if not is_column_name(column):
         source.document_line = first[0]
         yield first[1][index]
-    for source.document_line, cells in rows:
-        if index >= len(cells):
-            error = UserError(
-                f"line {source.document_line:,} of {source.name} has no column {index + 1}, it is "
-                "too short: fix the row, or choose another --column"
-            )
-            if problems is None:
-                raise error
-            problems.refuse(error)
-        yield cells[index] if index < len(cells) else ""
+
+    def text_of(row: TableLine) -> str:
+        source.document_line, cells = row
+        if index < len(cells):
+            return cells[index]
+        error = UserError(
+            f"line {source.document_line:,} of {source.name} has no column {index + 1}, it is too "
+            "short: fix the row, or choose another --column"
+        )
+        if problems is None:
+            raise error
+        problems.refuse(error)
+        return ""
+
+    yield from texts_of_rows(source, rows, text_of)
 
 
 def read_parquet(source: InputFile, column: str | int = DEFAULT_TEXT_FIELD) -> Iterator[str]:
@@ -461,7 +474,7 @@ def read_parquet(source: InputFile, column: str | int = DEFAULT_TEXT_FIELD) -> I
         raise UserError(
             f"{source.name} needs the pyarrow package: pip install 'kinfolk[parquet]'"
         ) from error
-    size, done = source.path.stat().st_size, 0
+    size = source.path.stat().st_size
     with _seekable_file(source) as file:
         try:
             table = ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
@@ -471,12 +484,19 @@ def read_parquet(source: InputFile, column: str | int = DEFAULT_TEXT_FIELD) -> I
                 name = names[_column_index(names, column, source.name)]
             if name not in names and name.split(".")[0] not in names:
                 raise missing_name_error(name, names, source.name)
-            for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=[name]):
-                source.place = size * (done + len(batch)) // table.metadata.num_rows
-                for number, row in enumerate(batch.to_pylist(), done + 1):
-                    source.document_line = number
-                    yield get_text(row, name, f"row {number:,} of {source.name}")
-                done += len(batch)
+
+            def read_rows() -> Iterator[Any]:
+                done = 0
+                for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=[name]):
+                    source.place = size * (done + len(batch)) // table.metadata.num_rows
+                    yield from enumerate(batch.to_pylist(), done + 1)
+                    done += len(batch)
+
+            def text_of(row: tuple[int, Any]) -> str:
+                source.document_line, value = row
+                return get_text(value, name, f"row {source.document_line:,} of {source.name}")
+
+            yield from texts_of_rows(source, read_rows(), text_of)
         except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(

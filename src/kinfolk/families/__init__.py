@@ -1,6 +1,7 @@
 """The registry of families: an index that needs no torch, and one file imported for one family."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
@@ -127,3 +128,18 @@ def check_name(name: str) -> None:
     if size and size not in known[family_name].sizes:
         sizes = known[family_name].sizes
         raise UserError(f"{family_name} has no size {size!r}: {did_you_mean(size, sizes)}")
+
+
+def check_objective(name: str, objective: str | None) -> None:
+    """Check the objective of an argument FAMILY/SIZE; a folder is not judged."""
+    family_name = name.partition("/")[0]
+    entry = None if Path(name).exists() else index().get(family_name)
+    if entry is not None and entry.objectives and objective not in (None, *entry.objectives):
+        raise no_objective(family_name, str(objective), entry.objectives)
+
+
+def no_objective(family_name: str, objective: str, supported: Iterable[str]) -> UserError:
+    """Return the error about an objective that a family does not have."""
+    return UserError(
+        f"{family_name} has no objective {objective!r} (supported: {', '.join(supported)})"
+    )

@@ -31,6 +31,7 @@ from kinfolk.nn.language_model import (
     network_of,
 )
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
+from kinfolk.nn.meta import meta_network
 from kinfolk.nn.positions import SinusoidLayout, sinusoidal_embedding
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.seq2seq import Seq2Seq
@@ -292,8 +293,7 @@ def marian_equivalent(model: Transformer) -> Transformer:
     units = torch.arange(c.hidden_size)
     if c.sinusoids == "interleaved":
         units = torch.cat([units[::2], units[1::2]])
-    with torch.device("meta"):
-        other = Transformer(replace(c, **MARIAN))
+    other: Any = meta_network(replace(c, **MARIAN))
     state = {name: torch.zeros(like.shape) for name, like in other.state_dict().items()}
     for name, tensor in model.state_dict().items():
         linear, _, part = name.rpartition(".")

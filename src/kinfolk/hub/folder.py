@@ -31,6 +31,7 @@ from kinfolk.hub.importers import FOLDERS, convert_folder, find_checkpoint, read
 from kinfolk.hub.weights import SAFETENSORS, read_object, read_weights
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import NORMS, LanguageModel, ModelConfig
+from kinfolk.nn.meta import meta_network
 from kinfolk.nn.task_heads import ModelWithHeadConfig, TaskModelConfig
 from kinfolk.text.characters import character_table
 from kinfolk.text.tokenizer import Tokenizer
@@ -186,8 +187,7 @@ def load_model(folder: Path | str) -> LanguageModel:
     subfolders = [name for name in format.subfolders if (path / name).is_dir()]
     data |= {name: _config(path / name) for name in subfolders}
     config: Any = format.from_config(data)
-    with torch.device("meta"):  # weights are loaded, not initialized
-        model: LanguageModel = config.build()
+    model = meta_network(config)  # weights are loaded, not initialized
     like: dict[str, Tensor] = model.state_dict()
     if isinstance(format, HuggingFace):
         if not data.get("architectures"):

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from kinfolk.config import TYPE, describe, from_fields, from_json, to_json, type_name
@@ -17,6 +16,7 @@ from kinfolk.families.base import Family, HFHead, HuggingFace, json_field
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import ModelConfig, Pooling
+from kinfolk.nn.meta import meta_network
 from kinfolk.nn.task_heads import (
     FIXED_LABELS,
     ModelWithHeadConfig,
@@ -216,8 +216,7 @@ class Native:
 
     def parameters(self, c: Any) -> ParameterMap:
         """Map every parameter to the same name."""
-        with torch.device("meta"):
-            model: nn.Module = c.build()
+        model: nn.Module = meta_network(c)
         vocab_rows = {
             f"{name}.weight": module.vocab_size
             for name, module in model.named_modules()

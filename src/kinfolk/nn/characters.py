@@ -108,9 +108,11 @@ class CharacterEmbedding(nn.Module):
 
 def digits_of_ids(vocab_size: int, max_characters: int) -> Tensor:
     """Return a table in which a token is spelled by the digits of its id."""
+    table = torch.full((vocab_size, max_characters), WORD_PADDING, dtype=torch.int16)
+    if table.is_meta:
+        return table
     ids, digits = torch.arange(vocab_size)[:, None], len(str(vocab_size))
     powers = 10 ** torch.arange(digits - 1, -1, -1)
-    table = torch.full((vocab_size, max_characters), WORD_PADDING, dtype=torch.int16)
     table[:, 0] = WORD_BEGIN
     shown = min(digits, max_characters - 2)
     table[:, 1 : 1 + shown] = (ids // powers % 10 + ord("0") + 1)[:, -shown:].to(torch.int16)

@@ -46,6 +46,8 @@ def mimetic_init_(layers: nn.Module, position_embeddings: nn.Embedding, *, std: 
     attention scores. All of them are trained.
     """
     table = position_embeddings
+    if table.weight.is_meta:
+        return
     sinusoids = sinusoidal_embedding(torch.arange(table.num_embeddings), table.embedding_dim)
     table.weight.copy_(sinusoids * std * 2**0.5)
     for attention in layers.modules():

@@ -15,6 +15,7 @@ from kinfolk.nn.embeddings import AdaptiveEmbedding, AdaptiveLogits, LinearLogit
 from kinfolk.nn.int8_matmul import Int8Matrix, int8_matrix, load_kernel
 from kinfolk.nn.layers import SlicedLinear
 from kinfolk.nn.losses import chunk_rows
+from kinfolk.nn.meta import meta_device
 
 ONLY = "a network in int8 is for inference only"
 
@@ -91,7 +92,7 @@ class Int8TokenEmbedding(Int8Module, TokenEmbedding):
     """Embeddings with float32 look-ups and int8 logits."""
 
     def __init__(self, table: TokenEmbedding) -> None:
-        with torch.device("meta"):
+        with meta_device():
             super().__init__(table.vocab_size, table.embedding_dim)
         self.training = False
         self.weight = table.weight

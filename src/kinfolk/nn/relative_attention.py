@@ -131,7 +131,7 @@ class SegmentRelativeAttention(RelativeAttention):
 
     def __init__(self, hidden_size: int, num_heads: int, *, dropout: float = 0.0) -> None:
         super().__init__(hidden_size, num_heads, dropout=dropout)
-        self.segment_bias = nn.Parameter(torch.zeros_like(self.content_bias))
+        self.segment_bias = nn.Parameter(torch.zeros(self.content_bias.shape))
         # Of the query's own segment, and of another one.
         self.segment_embeddings = nn.Parameter(torch.zeros(2, *self.content_bias.shape))
 

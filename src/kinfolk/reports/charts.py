@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from kinfolk.reports.chart_data import (
@@ -301,6 +300,8 @@ def figure(
     rows: Sequence[Sequence[str]],
 ) -> Markup:
     """Return a chart as HTML; its table is open until the script draws the chart."""
+    from jinja2.utils import htmlsafe_json_dumps
+
     body = Markup("").join(
         Markup("<tr>{}</tr>").format(
             Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row)

@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kinfolk.files import new_file
 from kinfolk.reports.charts import compact_number, significant
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 STATIC = Path(__file__).parent / "static"
 MAX_DIGITS = 5  # of a number near 0
@@ -55,8 +57,10 @@ def write(html: str, path: Path) -> Path:
 
 
 @cache
-def environment() -> Environment:
+def environment() -> "Environment":
     """Return the environment of all templates."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     env = Environment(
         loader=PackageLoader("kinfolk", "reports"),
         autoescape=True,

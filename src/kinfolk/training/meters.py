@@ -11,6 +11,7 @@ import importlib
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -71,7 +72,8 @@ def peak_memory(device: torch.device | str = "auto", proc: Path = PROC) -> int:
         return highest
     import resource
 
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def reset_peak_memory(device: torch.device | str = "auto", proc: Path = PROC) -> bool:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from kinfolk.training.eager_optimizers import EagerOptimizer
+
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
 # A quintic polynomial whose iteration moves singular values from 0 to 1 to about 0.7 to 1.2 in few
@@ -23,7 +25,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MAX_GRAPH_SIZE = 2**24
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(EagerOptimizer):
     """Muon for the groups with `sizes`, the rows of each matrix in a parameter; AdamW for others.
 
     The query, key and value projections of a layer are one parameter and three matrices.

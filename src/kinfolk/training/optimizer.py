@@ -20,6 +20,7 @@ from kinfolk.nn.language_model import (
 )
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import connection, is_sharded, local, shard_like
+from kinfolk.training.eager_optimizers import Adafactor, AdamW, EagerOptimizer
 from kinfolk.training.muon import Muon
 
 
@@ -94,11 +95,11 @@ def build_optimizer(
     betas = (float(train.betas[0]), float(train.betas[1]))  # JSON may have 0
     match train.optimizer:
         case "adamw":
-            return torch.optim.AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, fused=True)
+            return AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, fused=True)
         case "adafactor":
             # Adafactor has no momentum, derives beta2 from the step, and its epsilon has another
             # meaning. Its learning rate at step n is at most 1 / sqrt(n).
-            return torch.optim.Adafactor(groups, lr=train.lr)
+            return Adafactor(groups, lr=train.lr)
         case "adamw_rms":
             return AdamWRMS(groups, lr=train.lr, betas=betas, eps=train.eps)
         case "muon":
@@ -228,7 +229,7 @@ def layerwise_param_groups(
     return [group for group in groups if group["params"]]
 
 
-class AdamWRMS(torch.optim.Optimizer):
+class AdamWRMS(EagerOptimizer):
     """AdamW with each tensor's step multiplied by the tensor's RMS (Nawrot 2023, nanoT5).
 
     The scale of T5's initial weights differs from tensor to tensor; Adafactor compensates by steps

@@ -20,6 +20,7 @@ from kinfolk.families.ngram import NGram, NGramConfig
 from kinfolk.hub.weights import write_safetensors
 from kinfolk.metrics.baselines import Ids, Unigram, entropy
 from kinfolk.metrics.kneser_ney import OrderEstimate, estimate
+from kinfolk.nn.meta import meta_network
 from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.text import Tokenizer
 from kinfolk.types import FloatArray
@@ -57,8 +58,7 @@ def open_estimates(orders: Sequence[OrderEstimate], c: NGramConfig, file: Path) 
             chunks = (part for _, part in numbers.chunks())
             columns[f"orders.{n}.{name}"] = (len(order), dtype, chunks)
     write_safetensors(file, columns)
-    with torch.device("meta"):
-        model = NGram(replace(c, sizes=tuple(map(len, orders))))
+    model: Any = meta_network(replace(c, sizes=tuple(map(len, orders))))
     model.load_state_dict(load_file(file), assign=True)  # mapped, not read
     model.weights_file = file
     return model

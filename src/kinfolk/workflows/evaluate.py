@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
 from kinfolk.data.corpus import Corpus, corpus_fingerprint
@@ -18,7 +16,6 @@ from kinfolk.data.documents import read_documents
 from kinfolk.data.encode import DocumentEncoder
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.bilm import BiLM
 from kinfolk.objectives.blank_infilling import BlankInfilling
@@ -377,16 +374,3 @@ def encode_documents(
     ends = np.cumsum(encoded.sentences, dtype=np.int64)
     starts = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(encoded.documents)])]
     return InMemoryDocuments(encoded.ids, ends, starts), encoded.bytes.astype(np.int64)
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Count the parameters as papers do: once where tied, and no padding."""
-    total = sum(p.numel() for p in model.parameters())
-    tables = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
-    return total - sum((t.num_embeddings - t.vocab_size) * t.embedding_dim for t in tables)
-
-
-def parameter_count(config: Any) -> int:
-    """Return the number of parameters of a network, without allocating them."""
-    with torch.device("meta"):
-        return count_parameters(config.build())

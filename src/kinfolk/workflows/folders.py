@@ -169,6 +169,12 @@ def model_or_family(model: str) -> str:
     return model
 
 
+def check_hub_name(name: str) -> None:
+    """Refuse what is not OWNER/NAME."""
+    if "/" not in name or not HUB_NAME.fullmatch(name):
+        raise UserError(f"{name!r} is not a name on the hub: write OWNER/NAME, like me/small-bert")
+
+
 def download_model(name: Path | str, error: UserError, *, misspelled: bool = False) -> Path:
     """Return the folder of a model on the Hugging Face hub; raise the error where it has none.
 

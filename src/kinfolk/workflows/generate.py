@@ -8,7 +8,7 @@ import torch
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.families import family_of, index
+from kinfolk.families import family_of
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.fill import FILL_CONFIG, FillResult, fill_text
 from kinfolk.generation.generate import generate_many, stream_text
@@ -21,6 +21,7 @@ from kinfolk.training.workload import select_device
 from kinfolk.workflows.baselines import load_or_fit
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import check_trained, load, require_ability
+from kinfolk.workflows.model_use import no_seq2seq
 from kinfolk.workflows.prefix_tuning.files import open_prefix
 from kinfolk.workflows.recipe import recipe_of
 
@@ -210,14 +211,7 @@ def load_seq2seq(
     """Open an encoder-decoder."""
     model, tokenizer = load(path, tokenizer)
     if model.decoding != "encoder-decoder":
-        others = [n for n, entry in index().items() if entry.architecture == "encoder-decoder"]
-        way = ""
-        if verb == "summarize":
-            way = "; kinfolk finetune MODEL --task extract trains models that choose sentences"
-        raise UserError(
-            f"{family_of(model).name} models do not support {verb} (families that do: "
-            f"{', '.join(others)}{way})"
-        )
+        raise no_seq2seq(family_of(model).name, verb)
     check_trained(model)
     return to_inference(model, device=device, precision=precision), tokenizer
 

@@ -1,6 +1,5 @@
 """Checks of the first rows of an input, made before torch is imported and a model is loaded."""
 
-import json
 from itertools import islice
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formats.labelled_file import SAMPLE_ROWS, LabelledFile
 from kinfolk.tasks.formats.match import match_format
 from kinfolk.tasks.task import task_class
-
-RECIPES = ("recipe.json", "kinfolk.json")  # of a run, and of a checkpoint
+from kinfolk.workflows.model_use import recipe_values
 
 
 def check_text(path: Path) -> None:
@@ -32,22 +30,34 @@ def check_labels(model: Path, file: LabelledFile, task_index: int) -> None:
 
     A folder that is no fine-tuned run is not judged.
     """
+    spec = matched_format(model, file, task_index, labelled=True)
+    if spec is not None:
+        rows = [*islice(read_rows(file, spec), SAMPLE_ROWS)]
+        task_class(spec.task).check_references(rows)
+
+
+def check_inputs(model: Path, file: LabelledFile, task_index: int) -> None:
+    """Refuse a file whose first rows are not in the format that the model was trained on."""
+    matched_format(model, file, task_index, labelled=False)
+
+
+def matched_format(
+    model: Path, file: LabelledFile, task_index: int, *, labelled: bool
+) -> FileSpec | None:
+    """Return how a file is read for a fine-tuned run; None for another folder."""
     trained = trained_format(model, task_index)
     if trained is None or trained[0].format == "parallel":
-        return
-    spec = match_format(file, trained[0], labelled=True, labels=trained[1])
-    rows = [*islice(read_rows(file, spec), SAMPLE_ROWS)]
-    task_class(spec.task).check_references(rows)
+        return None
+    return match_format(file, trained[0], labelled=labelled, labels=trained[1])
 
 
 def trained_format(model: Path, task_index: int) -> tuple[FileSpec, tuple[str, ...]] | None:
     """Return the format of the training file of a run and its labels; None where there is none."""
-    recipe = next((model / name for name in RECIPES if (model / name).is_file()), None)
-    if recipe is None or task_index < 1:
+    value = recipe_values(model)
+    if value is None or task_index < 1:
         return None
     try:
-        value = json.loads(recipe.read_text(encoding="utf-8"))
         spec = from_fields(FileSpec, value["datasets"][task_index - 1]["file_spec"], "")
         return spec, tuple(value["formulations"][task_index - 1]["task"]["labels"])
-    except (ValueError, LookupError, TypeError, OSError):  # of another kind, or damaged
+    except (ValueError, LookupError, TypeError):  # of another kind, or damaged
         return None

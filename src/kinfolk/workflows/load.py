@@ -13,7 +13,7 @@ from kinfolk import hub
 from kinfolk.batch import Inputs
 from kinfolk.config import read_json, read_type
 from kinfolk.errors import UserError
-from kinfolk.families import family_of, index
+from kinfolk.families import family_of
 from kinfolk.families.ngram import NGram
 from kinfolk.files import new_folder
 from kinfolk.generation.prompts import check_prompts, device_of, eval_mode
@@ -22,6 +22,7 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
 from kinfolk.text.vectors import read_vectors, vector_size
 from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
+from kinfolk.workflows.model_use import no_ability
 
 
 def load(
@@ -107,10 +108,7 @@ def require_ability(model: Any, ability: str) -> Any:
     """Return the model; refuse a family without this capability."""
     family = family_of(model)
     if ability not in family.capabilities:
-        others = [name for name, entry in index().items() if ability in entry.capabilities]
-        raise UserError(
-            f"{family.name} models do not support {ability} (families that do: {', '.join(others)})"
-        )
+        raise no_ability(family.name, ability)
     if ability in ("generate", "prefixes", "fill"):
         check_trained(model)
     if ability in ("generate", "prefixes", "fill") and model.pretrained is not model:

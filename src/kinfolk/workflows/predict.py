@@ -46,6 +46,7 @@ from kinfolk.training.workload import select_device
 from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
+from kinfolk.workflows.model_use import not_finetuned
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,10 +225,7 @@ def load_predictor(
         tokenizer = tokenizer.with_end_token(family_of(model).required_tokens)
         return Predictor(model, tokenizer, formulation, dataset.file_spec)
     if not isinstance(model, ModelWithHead):
-        raise UserError(
-            f"{path} was not fine-tuned: fine-tune it on labelled rows with kinfolk finetune, or "
-            "score it with kinfolk evaluate and the formulation prompt"
-        )
+        raise not_finetuned(path)
     return Predictor(model, tokenizer, formulation_of_hf_model(model, tokenizer))
 
 

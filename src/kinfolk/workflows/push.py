@@ -13,7 +13,7 @@ from kinfolk.hub.formats import Native
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.training.log import read
 from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
-from kinfolk.workflows.folders import HUB_NAME, find_model_folder
+from kinfolk.workflows.folders import check_hub_name, find_model_folder
 from kinfolk.workflows.load import exportable, load, save
 from kinfolk.workflows.report import finetuning_report, pretraining_facts
 
@@ -23,8 +23,7 @@ def push(path: Path | str, name: str, *, private: bool = False) -> str:
 
     A network that transformers has is uploaded as its class, another one in our own format.
     """
-    if "/" not in name or not HUB_NAME.fullmatch(name):
-        raise UserError(f"{name!r} is not a name on the hub: write OWNER/NAME, like me/small-bert")
+    check_hub_name(name)
     model, tokenizer = load(path)
     with suppress(UserError):  # transformers may lack the network
         model = exportable(model)

@@ -12,12 +12,13 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
 from kinfolk.families import family_of
+from kinfolk.nn.meta import count_parameters
 from kinfolk.reports.page import write
 from kinfolk.reports.run_page import LossPanel, ModelScore, Report, Sample, TextSpan, render
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.loop import Callback
 from kinfolk.workflows.baselines import Baselines
-from kinfolk.workflows.evaluate import SCORE_KINDS, count_parameters, evaluate
+from kinfolk.workflows.evaluate import SCORE_KINDS, evaluate
 from kinfolk.workflows.folders import check_new_folder
 from kinfolk.workflows.generate import fill, generate
 from kinfolk.workflows.load import load

@@ -383,10 +383,9 @@ def check_recipe(recipe: Recipe) -> Recipe:
             f"sequences of {length} tokens exceed model.max_length={model.max_length}: "
             "set length, which sets both"
         )
-    import torch
+    from kinfolk.nn.meta import meta_network
 
-    with torch.device("meta"):
-        network = recipe.model.build()
+    network = meta_network(recipe.model)
     check_memory(recipe, sum(p.numel() for p in network.parameters()))
     check_word_vectors(recipe, network)
     return recipe

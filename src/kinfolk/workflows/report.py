@@ -10,6 +10,7 @@ from typing import Any
 
 from kinfolk.config import read_json
 from kinfolk.data.parallel_text import TargetDocuments
+from kinfolk.nn.meta import parameter_count
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
 from kinfolk.reports.page import write
@@ -22,7 +23,6 @@ from kinfolk.training.distributed import Processes
 from kinfolk.training.log import alarms, read, samples, speed, speed_lines, token_loss
 from kinfolk.training.provenance import Provenance
 from kinfolk.workflows.baselines import Baselines, CountableText
-from kinfolk.workflows.evaluate import parameter_count
 from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.prefix_tuning.recipe import PrefixRecipe
 from kinfolk.workflows.recipe import Recipe

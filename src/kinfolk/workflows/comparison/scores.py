@@ -16,10 +16,11 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import evaluation_dataset
 from kinfolk.errors import UserError
 from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.meta import count_parameters, meta_network
 from kinfolk.training import log
 from kinfolk.workflows.baselines import document_scores, fit_ngram, fit_unigram
 from kinfolk.workflows.comparison.plan import PlannedEntrant
-from kinfolk.workflows.evaluate import ENCODER_SCORERS, count_parameters, open_evaluation
+from kinfolk.workflows.evaluate import ENCODER_SCORERS, open_evaluation
 from kinfolk.workflows.recipe import Recipe
 
 CURVE_POINTS = 200  # of a loss curve
@@ -35,8 +36,7 @@ def non_embedding_parameters(model: nn.Module) -> int:
 
 def parameter_counts(config: Any) -> tuple[int, int]:
     """Return the parameters of a network, and those outside of embedding tables."""
-    with torch.device("meta"):
-        model: nn.Module = config.build()
+    model = meta_network(config)
     return count_parameters(model), non_embedding_parameters(model)
 
 

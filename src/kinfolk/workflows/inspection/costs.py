@@ -18,11 +18,11 @@ from kinfolk.nn.characters import CharacterCNN, CharacterEmbedding
 from kinfolk.nn.embeddings import AdaptiveEmbedding, MaskedLMHead, TokenEmbedding
 from kinfolk.nn.language_model import EncoderDecoder, LanguageModel, ModelConfig
 from kinfolk.nn.layers import FeedForward, GatedFeedForward, SlicedLinear
+from kinfolk.nn.meta import meta_network
 from kinfolk.nn.positions import RelativePositionBias
 from kinfolk.nn.recurrent import state_sizes
 from kinfolk.nn.relative_attention import RelativeAttention, SegmentRelativeAttention
 from kinfolk.reports.inspect_view import CostPart, CostView
-from kinfolk.workflows.inspection.masks import meta_network
 from kinfolk.workflows.inspection.memory import activation_bytes
 
 COST_PARTS = ("embeddings", "attention", "feed-forward", "recurrent", "head", "norms", "n-grams")

@@ -11,7 +11,8 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, SegmentMemory
 from kinfolk.families.ngram import NGramConfig
 from kinfolk.families.transformer_xl import TransformerXLConfig
-from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.language_model import ModelConfig
+from kinfolk.nn.meta import meta_network
 from kinfolk.objectives.bilm import BiLM
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.objectives.rtd import RTD
@@ -177,9 +178,3 @@ def dense_views(names: Sequence[str], lengths: Sequence[int]) -> dict[str, MaskA
         "past": later > 0,
     }
     return {name: masks[name] & same for name in names}
-
-
-def meta_network(config: ModelConfig) -> LanguageModel:
-    """Return the network of a config without memory for its weights."""
-    with torch.device("meta"):
-        return config.build()

@@ -14,6 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.families.base import Family
 from kinfolk.generation.prompts import eval_mode
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.meta import meta_network
 from kinfolk.objectives.bilm import BiLM, backward_example
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.objectives.nsp import NSP
@@ -26,7 +27,7 @@ from kinfolk.reports.inspect_view import MaskArray, ObjectiveView, StreamView
 from kinfolk.text.token_views import readable_tokens
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.inspection.draws import Draw, InspectedText, draw_examples
-from kinfolk.workflows.inspection.masks import mask_views, meta_network
+from kinfolk.workflows.inspection.masks import mask_views
 from kinfolk.workflows.inspection.notes import (
     blank_names,
     count_notes,

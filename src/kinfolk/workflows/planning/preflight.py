@@ -19,13 +19,13 @@ from kinfolk.errors import UserError
 from kinfolk.families import family, index
 from kinfolk.machine import available_memory, free_disk
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, executed_layers
+from kinfolk.nn.meta import count_parameters, meta_network
 from kinfolk.reports.page import plural
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
 from kinfolk.training.memory import resident_bytes
 from kinfolk.training.trace import LayerTrace, StepTrace, moment_bytes, tensor_bytes
 from kinfolk.training.workload import select_device, uses_bfloat16
-from kinfolk.workflows.evaluate import count_parameters
 from kinfolk.workflows.planning.memory import DeviceMemory, MemoryPlanner, device_memory
 from kinfolk.workflows.planning.plan import EXTRA_CHECKPOINTS, OPTIMAL_TOKENS
 from kinfolk.workflows.planning.step import PlannedStep
@@ -279,9 +279,8 @@ def smaller_sizes(name: str, own: ModelConfig, memory: DeviceMemory, room: Room)
     per_byte, fitting = memory.sure / max(memory.weights, 1), list[tuple[int, str]]()
     for size, config in family(family_name).sizes.items():
         if config.hidden_size < own.hidden_size:
-            with torch.device("meta"):
-                same = config.with_fields(vocab_size=own.vocab_size, max_length=own.max_length)
-                weights = tensor_bytes(same.build().parameters())
+            same = config.with_fields(vocab_size=own.vocab_size, max_length=own.max_length)
+            weights = tensor_bytes(meta_network(same).parameters())
             fitting += [(weights, size)] if weights * per_byte <= room.memory else []
     if fitting:
         yield f"{family_name}/{max(fitting)[1]}"

@@ -22,6 +22,7 @@ from kinfolk.nn.language_model import (
     reads_texts,
 )
 from kinfolk.nn.losses import chunk_rows
+from kinfolk.nn.meta import count_parameters, meta_network
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.rng import Stream, generator
 from kinfolk.text.tokenizer import SpecialTokens
@@ -54,15 +55,12 @@ class PlannedStep:
         self.documents = documents
         self.config, self.objective, self.optimizer = config, objective, optimizer
         self.cuda, self.bfloat16 = cuda, bfloat16
-        with torch.device("meta"):
-            self.model: LanguageModel = config.build()
+        self.model = meta_network(config)
         self._traces: dict[int, StepTrace] = {}
 
     @cached_property
     def parameters(self) -> int:
         """The number of parameters, those of the padding of embeddings left out."""
-        from kinfolk.workflows.evaluate import count_parameters
-
         return count_parameters(self.model)
 
     @cached_property
