@@ -327,3 +327,15 @@ def test_line_ends_inside_quotes_change_no_text(tmp_path: Path) -> None:
             rows = [{"text": f"one{inner}two", "label": "good"}, {"text": "no", "label": "bad"}]
             found.append([row.texts for row in task_dataset(rows).rows])
     assert found == [[("one\ntwo",), ("no",)]] * 12
+
+
+def test_a_table_without_labels_is_refused_with_its_other_columns(tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    prices = [f'"这本书很好，第{n}本","1,00{n}.5{n}"' for n in range(9)]
+    path.write_text("\n".join(["评论内容,金额", *prices]))
+    wrong = r"no column of labels was found beside the text \(评论内容\): 金额; .* 评论内容,金额"
+    with pytest.raises(UserError, match=wrong):
+        _ = task_dataset(path).splits
+    with pytest.raises(UserError, match="name its column with --columns 1,label"):
+        path.write_text("\n".join(["一句话说完了"] * 3 + ["这本书很好，第一本"] * 2 + ["不好"]))
+        _ = task_dataset(path, columns="1,").splits

@@ -409,3 +409,46 @@ def test_a_text_column_that_is_not_there_is_refused_before_the_rows_are_read(
         detect_format(tmp_path / name, columns=columns)
     found = detect_format(tmp_path / name, columns=Columns(("sentence",), "label"))
     assert found.description == "classify column sentence by column label"
+
+
+REVIEWS = [f"第{n}家酒店的房间很大，服务也不错\t{('好评', '差评')[n % 2]}" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ("评论内容\t情感", "评论内容,情感"),  # known names
+        ("评论内容\t品类", "评论内容,品类"),  # the name of the label is not known
+        ("客户意见\t结论", "客户意见,结论"),  # neither is: short names above texts and classes
+    ],
+)
+def test_a_header_with_other_names_is_no_row(tmp_path: Path, header: str, found: str) -> None:
+    path = file(tmp_path, "a.tsv", header, *REVIEWS)
+    assert guessed(path) == ("classify", found, True)
+    assert {row.label for row in read_rows(path, detect_format(path))} == {"好评", "差评"}
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "很好\t差评",  # a known label
+        "这家酒店的房间很大，服务也很不错\t中评",  # as long as the other texts
+        "很好。\t中评",  # a sentence
+    ],
+)
+def test_a_first_row_like_the_others_is_no_header(tmp_path: Path, first: str) -> None:
+    assert guessed(file(tmp_path, "a.tsv", first, *REVIEWS)) == ("classify", "1,2", False)
+
+
+def test_where_labels_are_rare_a_new_one_in_the_first_row_is_no_header(tmp_path: Path) -> None:
+    rare = [f"第{n}家酒店的房间很大，服务也不错\t罕见{n}" for n in range(3)]
+    path = file(tmp_path, "a.tsv", "很好\t中评", *REVIEWS, *rare)
+    assert guessed(path) == ("classify", "1,2", False)
+
+
+def test_rows_without_a_label_do_not_hide_the_column_of_labels(tmp_path: Path) -> None:
+    lines = ["评论内容\t品类", *REVIEWS[:10], "第11家酒店的房间很大\t", *REVIEWS[11:]]
+    path = file(tmp_path, "a.tsv", *lines)
+    assert guessed(path) == ("classify", "评论内容,品类", True)
+    with pytest.raises(UserError, match=r"the label in line 12 of .* \(品类\) is empty"):
+        list(read_rows(path, detect_format(path)))

@@ -170,8 +170,24 @@ class TaskDataset:
             else:
                 rows.append(row)
         if not rows:
+            self._check_label_column()
             raise UserError(f"{self.train} has no labelled rows: training needs at least one")
         return rows
+
+    def _check_label_column(self) -> None:
+        """Refuse a table in which no column was taken for the label, with its other columns."""
+        columns, file = self.file_spec.columns, self.files["train"]
+        if self.file_spec.format != "table" or columns is None or columns.label is not None:
+            return
+        texts = ",".join(map(str, columns.texts))
+        others = unused_columns(file, self.file_spec)
+        found = f": {', '.join(others)}" if others else ""
+        named = f"{texts},{others[0] if others else 'label'}"
+        raise UserError(
+            f"{self.train}: no column of labels was found beside the text ({texts}){found}; a "
+            "label is a number or one of a few short values: name its column with "
+            f"{file.option('columns', named)}"
+        )
 
     def _dev_file_rows(self) -> list[Any]:
         rows, cls = self._read("dev"), task_class(self.file_spec.task)
