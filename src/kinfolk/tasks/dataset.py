@@ -1,11 +1,11 @@
-"""TaskDataset: the labelled rows of a task, from files, lists of rows or a DataFrame, read once."""
+"""TaskDataset: the labelled rows of a task, from files or memory, read once."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias, TypeVar
 
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
@@ -13,6 +13,7 @@ from kinfolk.rng import Stream, generator
 from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format, first_spec, unused_columns
 from kinfolk.tasks.formats.labelled_file import LabelledFile, json_lines
+from kinfolk.tasks.rows_in_memory import DataFrame, HubDataset, records_of
 from kinfolk.tasks.task import task_class
 
 DEV_FRACTION = 0.1  # of the training rows, where no dev rows are given
@@ -21,16 +22,10 @@ MISSING_LABELS = ("na", "n/a", "null", "none", "nil", "missing")  # where severa
 MAX_LABELS_SHOWN = 8  # labels in one message
 
 
-@runtime_checkable
-class DataFrame(Protocol):
-    """The part of the interface of a pandas DataFrame that is used."""
-
-    def to_dict(self, orient: Literal["records"], /) -> Any:
-        """Return a dictionary for each row."""
-
-
 RowType = TypeVar("RowType")
-RowSource: TypeAlias = Path | str | DataFrame | Sequence[Any]  # a sequence of dictionaries
+RowSource: TypeAlias = (
+    Path | str | DataFrame | HubDataset | Sequence[Any]
+)  # a sequence of dictionaries
 
 
 @config("labelled_file")
@@ -214,7 +209,7 @@ def task_dataset(
 ) -> TaskDataset:
     """Describe labelled rows; the task and the columns are detected unless they are given.
 
-    Rows are a file, a list of dictionaries, or a DataFrame:
+    Rows are a file, a list of dictionaries, a DataFrame, or a Dataset:
     `task_dataset([{"text": "a fine film", "label": "good"}, ...])`.
     """
     files = {"train": open_rows(train, "train", target)}
@@ -318,25 +313,10 @@ def format_counts(labels: Mapping[str, int]) -> str:
 
 
 def open_rows(source: RowSource, split: str, target: Path | str | None = None) -> LabelledFile:
-    """Return the file of rows that are given as a path, a list of dictionaries or a DataFrame."""
+    """Return the file of rows that are given as a path or in memory."""
     if isinstance(source, str | Path):
         return LabelledFile(_resolve(source), target=None if target is None else _resolve(target))
-    if isinstance(source, Sequence):
-        rows: Any = source
-    elif isinstance(source, DataFrame):
-        rows = source.to_dict("records")
-    else:
-        raise UserError(
-            f"{split} is of type {type(source).__name__}: give a file, a list of dictionaries, or "
-            "a DataFrame"
-        )
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, Mapping):
-            raise UserError(
-                f"{split}: row {number:,} is of type {type(row).__name__}: give dictionaries, like "
-                '{"text": "a fine film", "label": "good"}'
-            )
-    return LabelledFile(f"{split}.jsonl", data=json_lines(rows))
+    return LabelledFile(f"{split}.jsonl", data=json_lines(records_of(source, split)))
 
 
 def _resolve(path: Path | str) -> Path:

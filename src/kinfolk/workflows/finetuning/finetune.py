@@ -96,9 +96,10 @@ def finetune(
     `finetune("runs/bert", "train.tsv", "runs/triage", dev="dev.tsv", epochs=4)`
 
     The model is the folder of a run or a model, or FAMILY/SIZE for new weights. `train` and `dev`
-    are a file, a list of dictionaries like `{"text": ..., "label": ...}`, or a DataFrame; without
-    `dev`, a tenth of the rows are held out. `train` may also be what `task_dataset` returns, or a
-    list of those to train on together. Task and columns are detected unless they are given.
+    are a file, a list of dictionaries like `{"text": ..., "label": ...}`, a DataFrame, or a Hugging
+    Face Dataset; without `dev`, a tenth of the rows are held out. `train` may also be what
+    `task_dataset` returns, or a list of those to train on together. Task and columns are detected
+    unless they are given.
     `unlabelled` are files of text for cross-view training (cvt); an empty list trains on the labels
     alone. `raw_weights` chooses the defaults of raw or of pretrained weights, which otherwise
     follow from how much text the weights were pretrained on.
