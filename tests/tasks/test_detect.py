@@ -452,3 +452,12 @@ def test_rows_without_a_label_do_not_hide_the_column_of_labels(tmp_path: Path) -
     assert guessed(path) == ("classify", "评论内容,品类", True)
     with pytest.raises(UserError, match=r"the label in line 12 of .* \(品类\) is empty"):
         list(read_rows(path, detect_format(path)))
+
+
+def test_semicolons_are_seen_where_texts_hold_commas(tmp_path: Path) -> None:
+    rows = [f'"{n} rooms, all of them large";good' for n in range(4)]
+    path = file(tmp_path, "a.csv", "text;label", *rows, '"one, two";bad')
+    with pytest.raises(UserError, match=r"the columns of .* are separated by semicolons"):
+        detect_format(path)
+    rows = [f'"one; two; and {n}, three"' for n in range(4)]
+    assert detect_format(file(tmp_path, "b.csv", "text", *rows)).columns == Columns(("text",), None)

@@ -44,7 +44,6 @@ def detect_table(file: LabelledFile) -> FileSpec | None:
     lines = [line for line in file.sample_lines if line.strip()]
     if not (file.is_json or file.is_delimited or all("\t" in line for line in lines)):
         return None
-    file.check_commas()
     columns, header = find_columns(file)
     if columns is None or (file.is_json and columns.label is None and len(columns.texts) == 1):
         return None
