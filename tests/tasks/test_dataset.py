@@ -329,6 +329,12 @@ def test_line_ends_inside_quotes_change_no_text(tmp_path: Path) -> None:
     assert found == [[("one\ntwo",), ("no",)]] * 12
 
 
+def test_rows_in_memory_are_named_as_rows() -> None:
+    broken = [{"text": "a fine film", "label": "good"}, {"text": "a dull film", "label": None}]
+    with pytest.raises(UserError, match=r"the label in row 2 of train \(label\) is null"):
+        _ = task_dataset(broken * 3).splits
+
+
 def test_a_table_without_labels_is_refused_with_its_other_columns(tmp_path: Path) -> None:
     path = tmp_path / "sums.csv"
     prices = [f'"这本书很好，第{n}本","1,00{n}.5{n}"' for n in range(9)]

@@ -411,6 +411,23 @@ def test_a_text_column_that_is_not_there_is_refused_before_the_rows_are_read(
     assert found.description == "classify column sentence by column label"
 
 
+def test_two_fields_of_json_are_found_by_their_contents(tmp_path: Path) -> None:
+    rows = [{"意见": f"第{n}家酒店的房间很大", "结论": ("好", "差")[n % 2]} for n in range(9)]
+    found = detect_format(objects(tmp_path, *rows))
+    assert (found.task, found.columns) == ("classify", Columns(("意见",), "结论"))
+    three = [{**row, "作者": "甲"} for row in rows]
+    wrong = (
+        "no text and label columns were detected among 意见, 结论, 作者; .* --columns text,label$"
+    )
+    with pytest.raises(UserError, match=wrong):
+        detect_format(objects(tmp_path, *three))
+
+
+def test_columns_are_a_text() -> None:
+    with pytest.raises(UserError, match=r"columns=\('text', 'label'\) must be a text such as"):
+        parse_columns(("text", "label"))  # type: ignore[arg-type]
+
+
 REVIEWS = [f"第{n}家酒店的房间很大，服务也不错\t{('好评', '差评')[n % 2]}" for n in range(20)]
 
 

@@ -73,6 +73,7 @@ SOURCE_TARGET_COLUMNS = (
 NO_LABELS = ("", None, "-")  # values of a label column for a missing label
 MAX_INTEGER_CLASSES = 20  # more distinct integers are a score, not classes
 MAX_LABEL_CHARS = 40
+MAX_FIELDS_SHOWN = 12  # in one message
 MAX_NAME_CHARS = 20  # of a column, where its name is not a known one
 MIN_ROWS_BELOW = 10  # below such a header
 MAX_SHARE_OF_SINGLES = 0.02  # of labels that occur once: the next row may well have a new one
@@ -106,10 +107,7 @@ def detect_format(
         return FileSpec("lm", "text", "read as text, without labels")
     spec = first_spec(opened)
     if spec is None:
-        raise UserError(
-            f"{opened}: no text and label columns were detected; name them with "
-            f"{opened.option('columns', 'text,label')} or {opened.option('columns', '1,2')}"
-        )
+        raise no_columns_error(opened)
     if task is None or task == spec.task:
         return spec
     if {task, spec.task} == {"classify", "regress"} and spec.columns is not None:
@@ -127,6 +125,17 @@ def detect_format(
         f"{opened.option('task', task)}: {opened} was detected as {spec.task} "
         f"({spec.description}); use another file, or name its text and label columns with "
         f"{opened.option('columns', 'text,label')}"
+    )
+
+
+def no_columns_error(file: LabelledFile) -> UserError:
+    """Return the error about a file without columns of texts and labels, with its fields."""
+    first = file.first_record
+    fields = f" among {', '.join([*first][:MAX_FIELDS_SHOWN])}" if isinstance(first, dict) else ""
+    numbers = "" if file.is_json else f" or {file.option('columns', '1,2')}"
+    return UserError(
+        f"{file}: no text and label columns were detected{fields}; name them with "
+        f"{file.option('columns', 'text,label')}{numbers}"
     )
 
 
@@ -230,7 +239,8 @@ def find_columns(file: LabelledFile) -> tuple[Columns | None, bool]:
     """Find the texts and the label of a table, and whether its first row is a header."""
     if file.is_json:
         first = file.first_record
-        return _columns_of_names([*first] if isinstance(first, dict) else []), False
+        names = [*first] if isinstance(first, dict) else []
+        return _columns_of_names(names) or fields_by_content(file.sample_records), False
     rows = file.sample_cells
     names, header = [name.strip() for name in rows[0]], has_header(rows)
     columns = _columns_of_names(names) if header else None
@@ -347,6 +357,17 @@ def columns_by_content(rows: Sequence[Sequence[str]]) -> Columns | None:
         ("" in columns[n], rank, abs(n - max(texts)), n) for rank, n in ranks if rank is not None
     ]
     return Columns(tuple(n + 1 for n in texts), min(labels)[-1] + 1 if labels else None)
+
+
+def fields_by_content(records: Sequence[Any]) -> Columns | None:
+    """Find the text and the label of JSON objects with two fields by their contents."""
+    objects = [record for record in records if isinstance(record, dict)]
+    names = [*objects[0]] if objects else []
+    values = [[record.get(name) for name in names] for record in objects]
+    if len(names) != 2 or any(isinstance(v, dict | list) for row in values for v in row):
+        return None
+    found = columns_by_content([["" if v is None else str(v) for v in row] for row in values])
+    return None if found is None or found.label is None else _named(found, names)
 
 
 def sample_labels(file: LabelledFile, columns: Columns, header: bool) -> list[Any]:

@@ -52,6 +52,12 @@ class LabelledFile:
         """Return how an option is set: of a command, or of a function for rows in memory."""
         return f'{name}="{value}"' if self.in_memory else f"--{name} {value}"
 
+    def place(self, number: int) -> str:
+        """Return where a record is, for messages: rows in memory are no lines of a file."""
+        if self.in_memory:
+            return f"row {number:,} of {self.path.stem}"
+        return f"line {number:,} of {self}"
+
     @cached_property
     def data(self) -> bytes:
         """The bytes of the file."""

@@ -143,7 +143,7 @@ def _labelled_texts(
 ) -> Iterator[LabelledText]:
     assert spec.columns is not None
     for number, texts, value in rows:
-        where = f"line {number:,} of {file}"
+        where = file.place(number)
         column = spec.columns.label
         label = None if column is None else _label(value, spec.task, column, where)
         if label == spec.missing_label:
@@ -160,7 +160,7 @@ def _pairs(
     """Stream pairs of source and target; those with an empty side are skipped and counted."""
     assert spec.columns is not None
     for number, texts, value in rows:
-        where, column = f"line {number:,} of {file}", spec.columns.label
+        where, column = file.place(number), spec.columns.label
         values = filter(_has_value, value if isinstance(value, list) else [value])
         references = (as_text(text, str(column), where).strip() for text in values)
         targets, source = [text for text in references if text], " ".join(texts).strip()
@@ -206,7 +206,7 @@ def mark_wsc_spans(record: Any, where: str) -> str:
 
 def _record_cells(file: LabelledFile, columns: Columns) -> Iterator[Cells]:
     for number, record in file.records():
-        where = f"line {number:,} of {file}"
+        where = file.place(number)
         winograd = isinstance(record, dict) and isinstance(record.get("target"), dict)
         if winograd and columns.texts == ("text",) and "span1_index" in record["target"]:
             texts = [mark_wsc_spans(record, where)]
