@@ -41,7 +41,7 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.distributed import Processes, load_whole_weights
 from kinfolk.training.log import RunSample
-from kinfolk.training.loop import Callback
+from kinfolk.training.loop import Callback, check_callbacks
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import Run
 from kinfolk.training.workload import LossFn, Workload, select_device
@@ -106,6 +106,7 @@ def finetune(
     Keywords are fields of `TrainConfig` and `FineTuneConfig`; settings are fields of the recipe by
     their paths.
     """
+    check_callbacks(callbacks)
     overrides = keyword_settings(fields, {"train": TrainConfig, "finetune": FineTuneConfig})
     overrides += settings_list(settings)
     if not isinstance(model, InitialWeights | Path | str):
