@@ -515,3 +515,12 @@ def test_the_remedy_names_the_encoding_of_a_file(text: str, encoding: str, advic
 def test_a_damaged_byte_in_utf8_is_no_other_encoding() -> None:
     data = ("这家酒店的房间很大，服务也不错。" * 9).encode()
     assert "the text around it is UTF-8" in remedy(data[:40] + b"\xff" + data[42:])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize(("name", "rows"), [("Text", 2), ("评论内容", 2), ("a fine film", 3)])
+def test_the_name_of_a_single_column_is_no_text(
+    tmp_path: Path, suffix: str, name: str, rows: int
+) -> None:
+    (tmp_path / f"a{suffix}").write_text(f"{name}\n一本好书\nno film\n", encoding="utf-8")
+    assert texts(tmp_path) == [name, "一本好书", "no film"][-rows:]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinfolk.data.documents import missing_name_error
+from kinfolk.data.documents import TEXT_COLUMNS, missing_name_error
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import Column, Columns, FileSpec, all_formats
 from kinfolk.tasks.formats.label_lines import label_lines_spec
@@ -34,10 +34,6 @@ PAIR_COLUMNS = (
     ("问题1", "问题2"),
     ("前提", "假设"),
 )
-TEXT_COLUMNS = (
-    "sentence", "text", "review", "content", "comment", "document", "tweet", "body", "query",
-    "文本", "句子", "内容", "正文", "评论", "评论内容", "评价", "评价内容", "标题", "问题",
-)  # fmt: skip
 LABEL_COLUMNS = (
     "label", "gold_label", "labels", "class", "category", "is_duplicate", "quality", "sentiment",
     "entailment_judgment", "intent", "topic", "target", "answer",
