@@ -292,6 +292,12 @@ def read_test_file(
     elif trained is not None and trained.format != "parallel" and file.target is None:
         spec = match_format(file, trained, labelled=labelled, labels=task.labels)
     elif task.output in ("text", "sentences") and file.target is None and trained is not None:
+        if labelled:
+            raise UserError(
+                f"{file}: the model was trained on two files, and scoring needs the lines of the "
+                "second one: add --target FILE, or name the columns of a table with --columns "
+                "text,summary"
+            )
         rows = [replace(task.row_from_texts(line), number=n) for n, line in file.lines()]
         return rows, trained
     elif labelled:
