@@ -14,11 +14,12 @@ from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read
 from kinfolk.tasks.formats.detect import detect_format, first_spec, unused_columns
 from kinfolk.tasks.formats.labelled_file import LabelledFile, json_lines
 from kinfolk.tasks.rows_in_memory import DataFrame, HubDataset, records_of
-from kinfolk.tasks.task import task_class
+from kinfolk.tasks.task import Task, task_class
 
 DEV_FRACTION = 0.1  # of the training rows, where no dev rows are given
 MAX_DEV_ROWS = 2000
 MISSING_LABELS = ("na", "n/a", "null", "none", "nil", "missing")  # where several of them occur
+FEW_SINGLES = 20  # classes with one row each, of which nothing is said
 MAX_LABELS_SHOWN = 8  # labels in one message
 
 
@@ -98,6 +99,17 @@ class TaskDataset:
             one, noun = ("tag", "tags") if cls.output == "tags" else ("class", "classes")
             counted = noun if len(labels) > 1 else one
             yield f"{name}: {len(labels):,} {counted}: {format_counts(labels)}"
+        singles = sum(count == 1 for count in labels.values())
+        if cls.output == "label" and singles > max(FEW_SINGLES, len(self.rows) / 2):
+            yield (
+                f"{name}: {singles:,} classes have one row each, from which nothing is learned: "
+                "check the column of labels, or predict numbers with --task regress"
+            )
+        if cls.output == "label" and (differing := differing_labels(self.rows, cls)):
+            yield (
+                f"{name}: {differing:,} {'texts have' if differing > 1 else 'text has'} rows of "
+                "different labels, of which a model learns the mean: correct or remove them"
+            )
         for same in similar_labels(labels):
             yield (
                 f"{name}: {' and '.join(same)} are different {noun}: write them alike if they "
@@ -290,6 +302,14 @@ def split_rows(rows: Sequence[RowType]) -> tuple[list[RowType], list[RowType]]:
     for index, row in enumerate(rows):
         splits[index in held_out].append(row)
     return splits
+
+
+def differing_labels(rows: Iterable[Any], task: type[Task]) -> int:
+    """Return how many texts, or pairs of texts, occur with more than one label."""
+    labels: dict[str, set[Any]] = {}
+    for row in rows:
+        labels.setdefault(row.text, set()).add(task.reference(row))
+    return sum(len(found) > 1 for found in labels.values())
 
 
 def similar_labels(labels: Iterable[str]) -> list[list[str]]:
