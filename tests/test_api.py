@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+import torch
 
 import kinfolk
 from kinfolk import Corpus, UserError
@@ -206,6 +207,14 @@ def test_pairs_are_tuples(tmp_path: Path) -> None:
         kinfolk.predict(run, "one text")
 
 
+def test_ids_may_be_a_tensor_of_one_sequence(run: Path) -> None:
+    model, tokenizer = kinfolk.load(run)
+    ids = tokenizer("the cat")
+    assert kinfolk.logits(model, torch.tensor(ids)).equal(kinfolk.logits(model, ids))
+    with pytest.raises(UserError, match="ids must be token ids"):
+        kinfolk.logits(model, torch.tensor([ids]))
+
+
 def test_a_model_is_saved_where_it_is_wanted(run: Path, tmp_path: Path) -> None:
     model, tokenizer = kinfolk.load(run)
     copy, _ = kinfolk.load(kinfolk.save(model, tokenizer, tmp_path / "copy"))
@@ -228,6 +237,17 @@ def wrong_calls(home: Home, run: Path, tuned: Path, out: Path) -> dict[str, Call
         ),
         "ids must be token ids: call kinfolk.logits(model, tokenizer(text))": lambda: (
             kinfolk.logits(model, untyped("text"))
+        ),
+        "the model is of type GPT2: give its folder": lambda: kinfolk.load(untyped(model)),
+        "the tokenizer is of type object: give its folder": lambda: kinfolk.load(run, any_value),
+        "callbacks is of type Callback: give a list": lambda: kinfolk.pretrain(
+            recipe, out, callbacks=untyped(kinfolk.Callback())
+        ),
+        "is not an object of a subclass of kinfolk.Callback": lambda: kinfolk.finetune(
+            "bert/nano", ROWS, out, callbacks=[untyped(kinfolk.Callback)]
+        ),
+        "length='16' must be a whole number": lambda: kinfolk.recipe(
+            "gpt2/nano", corpus, length=untyped("16")
         ),
         "recipe is 'gpt2/tiny', which is not a file: give what kinfolk.recipe": lambda: (
             kinfolk.pretrain("gpt2/tiny", out)

@@ -92,7 +92,8 @@ def test_pages_have_commands_that_run() -> None:
     count = {page.stem: sum(code.is_run for code in printed(page)) for page in [README, *GUIDES]}
     assert count.pop("README") >= 25
     pages = {"compare", "deploy", "embed", "generation", "inspect", "results", "resume", "tasks"}
-    assert count.keys() == pages | {"neurons", "text"}
+    assert count.keys() == pages | {"neurons", "python", "text"}
+    assert count.pop("python") >= 4
     assert count.pop("neurons") >= 4
     assert count.pop("inspect") >= 4
     assert count.pop("compare") >= 4
@@ -149,6 +150,14 @@ def test_every_block_has_a_language() -> None:
         fences = FENCE.findall(page.read_text(encoding="utf-8"))
         assert set(fences[::2]) <= {"```sh", "```python", "```text"}, page.name
         assert set(fences[1::2]) <= {"```"}, page.name
+
+
+def test_the_index_of_the_docs_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {link for link in LINK.findall(index) if "/" not in link} == pages
+    for readme in (README, CHINESE):
+        assert "docs/README.md" in LINK.findall(readme.read_text(encoding="utf-8"))
 
 
 def test_links_lead_to_files() -> None:

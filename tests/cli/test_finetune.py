@@ -187,6 +187,10 @@ def test_lines_of_two_files_are_learned_as_pairs(
     assert "write line n of train.de from line n of train.en" in said.err
     lines = ok(kinfolk("predict", tmp_path / "run", files / "dev.en")).out
     assert lines.count("\n") == 6
+    alone = kinfolk("evaluate", tmp_path / "run", "--test", files / "dev.en")
+    assert (
+        alone.code == 2 and "scoring needs the lines of the second one: add --target" in alone.err
+    )
 
 
 def test_several_files_are_learned_together(

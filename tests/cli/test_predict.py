@@ -1,8 +1,10 @@
 """`kinfolk predict`: labels and probabilities in the form of the file that was asked about."""
 
 import csv
+import io
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,18 @@ def test_a_table_keeps_its_columns_and_gets_two(
     assert after[0][2:] == ["prediction", "probability"]
     assert [row[2] for row in after[1:]] == [row[1] for row in before[1:]]
     assert all(0.5 <= float(row[3]) <= 1 for row in after[1:])
+
+
+def test_texts_come_from_standard_input(
+    kinfolk: Kinfolk, solvers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = "a lovely film\nan awful story, all of it\n"
+    (tmp_path / "new.txt").write_text(texts)
+    expected = ok(kinfolk("predict", solvers / "mood", tmp_path / "new.txt"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(texts.encode())))
+    assert ok(kinfolk("predict", solvers / "mood", "-")) == expected
+    said = kinfolk("predict", solvers / "mood", "a lovely film")
+    assert said.code == 2 and "no such file: a lovely film; put texts into a file" in said.err
 
 
 def test_what_a_spreadsheet_takes_for_a_formula_stays_as_it_is(

@@ -29,7 +29,7 @@ from kinfolk.data.documents import (
     read_leniently,
     read_text_parts,
 )
-from kinfolk.data.files import FileProblems, SkippedFile, file_sizes, find_files
+from kinfolk.data.files import FileProblems, SkippedFile, file_sizes, find_files, remedy
 from kinfolk.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -494,3 +494,33 @@ def test_a_folder_has_all_its_files_or_those_with_text_and_never_hidden_ones(
     assert [file.name for file in find_files([tmp_path])] == ["a.txt"]
     every = find_files([tmp_path], any_suffix=True)
     assert [file.name for file in every] == ["a.txt", "b.json", "c.conf"]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "advice"),
+    [
+        ("这家酒店的房间很大，服务也不错。", "gbk", "-f gb18030"),
+        ("Room 12: 房间很大, OK!", "gb18030", "-f gb18030"),
+        ("C'était déjà l'été à Genève.", "latin1", "-f ENCODING"),
+        ("Über größere Straßen", "cp1252", "-f ENCODING"),
+        ("Привет, мир. Слова разной длины.", "cp1251", "-f ENCODING"),
+        ("這家飯店的房間很大，服務也不錯。", "big5", "-f ENCODING"),
+        ("这家酒店的房间很大", "utf-16", "-f utf-16"),
+    ],
+)
+def test_the_remedy_names_the_encoding_of_a_file(text: str, encoding: str, advice: str) -> None:
+    assert f"iconv {advice} -t utf-8" in remedy((text * 9).encode(encoding))
+
+
+def test_a_damaged_byte_in_utf8_is_no_other_encoding() -> None:
+    data = ("这家酒店的房间很大，服务也不错。" * 9).encode()
+    assert "the text around it is UTF-8" in remedy(data[:40] + b"\xff" + data[42:])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize(("name", "rows"), [("Text", 2), ("评论内容", 2), ("a fine film", 3)])
+def test_the_name_of_a_single_column_is_no_text(
+    tmp_path: Path, suffix: str, name: str, rows: int
+) -> None:
+    (tmp_path / f"a{suffix}").write_text(f"{name}\n一本好书\nno film\n", encoding="utf-8")
+    assert texts(tmp_path) == [name, "一本好书", "no film"][-rows:]

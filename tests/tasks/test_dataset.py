@@ -327,3 +327,39 @@ def test_line_ends_inside_quotes_change_no_text(tmp_path: Path) -> None:
             rows = [{"text": f"one{inner}two", "label": "good"}, {"text": "no", "label": "bad"}]
             found.append([row.texts for row in task_dataset(rows).rows])
     assert found == [[("one\ntwo",), ("no",)]] * 12
+
+
+def test_rows_that_contradict_each_other_are_counted() -> None:
+    texts = [("a fine film", "good"), ("a fine film", "bad"), ("a dull film", "bad")]
+    made = [{"text": text, "label": label} for text, label in texts * 4]
+    said = [*task_dataset(made).messages()]
+    assert [m for m in said if "different labels" in m] == [
+        "train.jsonl: 1 text has rows of different labels, of which a model learns the mean: "
+        "correct or remove them"
+    ]
+    assert not any("one row each" in message for message in said)
+    assert not any("different" in m for m in task_dataset(made[1:3] * 4).messages())
+
+
+def test_classes_of_one_row_each_are_named() -> None:
+    made = [{"text": f"the {n}. film", "label": f"{n},000.50"} for n in range(30)]
+    said = [*task_dataset(made, columns="text,label").messages()]
+    assert any("30 classes have one row each, from which nothing is learned" in m for m in said)
+
+
+def test_rows_in_memory_are_named_as_rows() -> None:
+    broken = [{"text": "a fine film", "label": "good"}, {"text": "a dull film", "label": None}]
+    with pytest.raises(UserError, match=r"the label in row 2 of train \(label\) is null"):
+        _ = task_dataset(broken * 3).splits
+
+
+def test_a_table_without_labels_is_refused_with_its_other_columns(tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    prices = [f'"这本书很好，第{n}本","1,00{n}.5{n}"' for n in range(9)]
+    path.write_text("\n".join(["评论内容,金额", *prices]))
+    wrong = r"no column of labels was found beside the text \(评论内容\): 金额; .* 评论内容,金额"
+    with pytest.raises(UserError, match=wrong):
+        _ = task_dataset(path).splits
+    with pytest.raises(UserError, match="name its column with --columns 1,label"):
+        path.write_text("\n".join(["一句话说完了"] * 3 + ["这本书很好，第一本"] * 2 + ["不好"]))
+        _ = task_dataset(path, columns="1,").splits

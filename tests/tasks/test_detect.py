@@ -410,3 +410,72 @@ def test_a_text_column_that_is_not_there_is_refused_before_the_rows_are_read(
         detect_format(tmp_path / name, columns=columns)
     found = detect_format(tmp_path / name, columns=Columns(("sentence",), "label"))
     assert found.description == "classify column sentence by column label"
+
+
+def test_two_fields_of_json_are_found_by_their_contents(tmp_path: Path) -> None:
+    rows = [{"意见": f"第{n}家酒店的房间很大", "结论": ("好", "差")[n % 2]} for n in range(9)]
+    found = detect_format(objects(tmp_path, *rows))
+    assert (found.task, found.columns) == ("classify", Columns(("意见",), "结论"))
+    three = [{**row, "作者": "甲"} for row in rows]
+    wrong = (
+        "no text and label columns were detected among 意见, 结论, 作者; .* --columns text,label$"
+    )
+    with pytest.raises(UserError, match=wrong):
+        detect_format(objects(tmp_path, *three))
+
+
+def test_columns_are_a_text() -> None:
+    with pytest.raises(UserError, match=r"columns=\('text', 'label'\) must be a text such as"):
+        parse_columns(("text", "label"))  # type: ignore[arg-type]
+
+
+REVIEWS = [f"第{n}家酒店的房间很大，服务也不错\t{('好评', '差评')[n % 2]}" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ("评论内容\t情感", "评论内容,情感"),  # known names
+        ("评论内容\t品类", "评论内容,品类"),  # the name of the label is not known
+        ("客户意见\t结论", "客户意见,结论"),  # neither is: short names above texts and classes
+    ],
+)
+def test_a_header_with_other_names_is_no_row(tmp_path: Path, header: str, found: str) -> None:
+    path = file(tmp_path, "a.tsv", header, *REVIEWS)
+    assert guessed(path) == ("classify", found, True)
+    assert {row.label for row in read_rows(path, detect_format(path))} == {"好评", "差评"}
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "很好\t差评",  # a known label
+        "这家酒店的房间很大，服务也很不错\t中评",  # as long as the other texts
+        "很好。\t中评",  # a sentence
+    ],
+)
+def test_a_first_row_like_the_others_is_no_header(tmp_path: Path, first: str) -> None:
+    assert guessed(file(tmp_path, "a.tsv", first, *REVIEWS)) == ("classify", "1,2", False)
+
+
+def test_where_labels_are_rare_a_new_one_in_the_first_row_is_no_header(tmp_path: Path) -> None:
+    rare = [f"第{n}家酒店的房间很大，服务也不错\t罕见{n}" for n in range(3)]
+    path = file(tmp_path, "a.tsv", "很好\t中评", *REVIEWS, *rare)
+    assert guessed(path) == ("classify", "1,2", False)
+
+
+def test_rows_without_a_label_do_not_hide_the_column_of_labels(tmp_path: Path) -> None:
+    lines = ["评论内容\t品类", *REVIEWS[:10], "第11家酒店的房间很大\t", *REVIEWS[11:]]
+    path = file(tmp_path, "a.tsv", *lines)
+    assert guessed(path) == ("classify", "评论内容,品类", True)
+    with pytest.raises(UserError, match=r"the label in line 12 of .* \(品类\) is empty"):
+        list(read_rows(path, detect_format(path)))
+
+
+def test_semicolons_are_seen_where_texts_hold_commas(tmp_path: Path) -> None:
+    rows = [f'"{n} rooms, all of them large";good' for n in range(4)]
+    path = file(tmp_path, "a.csv", "text;label", *rows, '"one, two";bad')
+    with pytest.raises(UserError, match=r"the columns of .* are separated by semicolons"):
+        detect_format(path)
+    rows = [f'"one; two; and {n}, three"' for n in range(4)]
+    assert detect_format(file(tmp_path, "b.csv", "text", *rows)).columns == Columns(("text",), None)

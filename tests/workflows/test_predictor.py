@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,3 +84,20 @@ def test_pairs_are_no_single_texts() -> None:
 def test_half_a_character_is_refused_in_a_text() -> None:
     with pytest.raises(UserError, match=r"item 1 contains a lone surrogate"):
         made("regress").predict_one("so \ud800")
+
+
+def test_columns_of_texts_are_predicted() -> None:
+    predictor = made("classify", labels=("no", "yes"))
+    found = kinfolk.predict(predictor, ["a b", "c"])
+    series = pytest.importorskip("pandas").Series(["a b", "c"])
+    for inputs in (series, np.array(["a b", "c"]), iter(["a b", "c"])):
+        assert kinfolk.predict(predictor, inputs) == found
+
+
+@pytest.mark.parametrize("name", ["trian.tsv", "data/new.csv.gz", "NEW.JSONL", "new.txt"])
+def test_the_name_of_a_missing_file_is_no_text(name: str) -> None:
+    predictor = made("classify", labels=("no", "yes"))
+    with pytest.raises(UserError, match=f"no such file: {name}"):
+        kinfolk.predict(predictor, name)
+    assert len(kinfolk.predict(predictor, [name])) == 1
+    assert len(kinfolk.predict(predictor, f"it is in {name}")) == 1

@@ -19,6 +19,8 @@ from kinfolk.cli.app import (
     option,
 )
 from kinfolk.cli.output import note, row_progress, saved_on_interrupt
+from kinfolk.data.files import STDIN
+from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.workflows.folders import (
     check_input_file,
@@ -32,7 +34,9 @@ from kinfolk.workflows.folders import (
 def predict_command(
     model: Path = MODEL,
     file: Path = typer.Argument(
-        ..., metavar="FILE", help="Rows as in training; labels may be missing."
+        ...,
+        metavar="FILE",
+        help="Rows as in training; labels may be missing. - for standard input.",
     ),
     out: Path | None = option("FILE", "Output file (default: print).", *OUT),
     force: bool = FORCE,
@@ -53,7 +57,8 @@ def predict_command(
     """
     out = None if out == Path("-") else out
     check_model_folder(model)
-    check_input_file(file)
+    if file != STDIN:
+        check_predicted_file(file)
     if out is not None:
         check_new_file(out, (file, model), force=force)
         check_parent_folder(out)
@@ -63,6 +68,8 @@ def predict_command(
 
     check_finetuned(model)
     labelled = LabelledFile(file)
+    if file == STDIN:
+        labelled = LabelledFile("standard input", data=sys.stdin.buffer.read())
     check_rows(labelled)
     if columns is None:
         check_inputs(model, labelled, task_index)
@@ -103,3 +110,13 @@ def predict_command(
     with new_file(out) as stream:
         stream.writelines(lines)
     note(f"wrote {len(rows):,} predictions to {out}")
+
+
+def check_predicted_file(file: Path) -> None:
+    """Refuse an input that is no file; a text on the command line is not one."""
+    if not file.exists():
+        raise UserError(
+            f"no such file: {file}; put texts into a file, one on each line, or pass them to "
+            "standard input: echo TEXT | kinfolk predict MODEL -"
+        )
+    check_input_file(file)

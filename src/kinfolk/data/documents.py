@@ -42,6 +42,10 @@ from kinfolk.data.row_faults import MAX_CHECKED_BYTES, texts_of_rows
 from kinfolk.errors import UserError
 
 DEFAULT_TEXT_FIELD = "text"  # of a row, unless another is chosen
+TEXT_COLUMNS = (  # usual names in the header of a table
+    "sentence", "text", "review", "content", "comment", "document", "tweet", "body", "query",
+    "文本", "句子", "内容", "正文", "评论", "评论内容", "评价", "评价内容", "标题", "问题",
+)  # fmt: skip
 MAX_CELL_CHARS = 1 << 26  # of a quoted cell; a longer one lacks its closing quote
 PARQUET_BATCH_ROWS = 256  # of a Parquet file, held at once
 PART = 1 << 20  # characters of a part, at most
@@ -433,6 +437,7 @@ def read_delimited(
 ) -> Iterator[str]:
     """Read a column by its number, from 1, or by its name in the first row.
 
+    Without either, the first row of a table of one column is no text where it is a usual name.
     With `problems`, no column means all of them, and a row may be too short.
     """
     read_rows = read_csv_rows if content_suffix(source.path) == ".csv" else read_tsv_rows
@@ -445,7 +450,8 @@ def read_delimited(
     if first is None:
         return
     index = _column_index(first[1], column, source.name)
-    if not is_column_name(column):
+    named = column is None and first[1][index].strip().lower() in TEXT_COLUMNS
+    if not named and not is_column_name(column):
         source.document_line = first[0]
         yield first[1][index]
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,8 @@ from typing import IO, Any
 from kinfolk.errors import UserError
 
 STDIN = Path("-")
+ENCODING_SAMPLE = 1 << 16  # bytes by which an encoding is recognised
+NON_ASCII_BYTES = re.compile(rb"[\x80-\xff]+")
 COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 READ_BYTES = 1 << 20  # bytes read at once
 MAX_LINE_CHARS = 1 << 28  # of one document, which is held in memory
@@ -197,7 +200,32 @@ def remedy(data: bytes) -> str:
         return "convert it first, with iconv -f utf-16 -t utf-8"
     if b"\0" in data:
         return "it is a binary file; give a file of text"
-    return "convert it first, for example with iconv -t utf-8"
+    head = data[:ENCODING_SAMPLE]
+    text = head.decode(errors="replace")
+    damaged = text.count("\ufffd")
+    if sum(char > "\x7f" for char in text) > 2 * damaged:
+        return (
+            "the text around it is UTF-8; fix it, or leave it out with iconv -c -f utf-8 -t utf-8"
+        )
+    if is_gbk(head):
+        return "it may be Chinese in GBK; convert it first, with iconv -f gb18030 -t utf-8"
+    return (
+        "convert it first, with iconv -f ENCODING -t utf-8, where ENCODING is that of the file, "
+        "such as latin1"
+    )
+
+
+def is_gbk(data: bytes) -> bool:
+    """Return whether bytes can be Chinese in GBK: most characters have two bytes above 127.
+
+    In Latin alphabets such bytes stand alone, and words of others have odd numbers of them.
+    """
+    runs = [len(run) for run in NON_ASCII_BYTES.findall(data)]
+    try:
+        codecs.getincrementaldecoder("gb18030")().decode(data)
+    except UnicodeDecodeError:
+        return False
+    return sum(length for length in runs if length > 1) > 0.9 * sum(runs)
 
 
 def normalize_newlines(parts: Iterable[str]) -> Iterator[str]:

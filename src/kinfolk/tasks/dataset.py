@@ -1,11 +1,11 @@
-"""TaskDataset: the labelled rows of a task, from files, lists of rows or a DataFrame, read once."""
+"""TaskDataset: the labelled rows of a task, from files or memory, read once."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias, TypeVar
 
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
@@ -13,24 +13,20 @@ from kinfolk.rng import Stream, generator
 from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format, first_spec, unused_columns
 from kinfolk.tasks.formats.labelled_file import LabelledFile, json_lines
-from kinfolk.tasks.task import task_class
+from kinfolk.tasks.rows_in_memory import DataFrame, HubDataset, records_of
+from kinfolk.tasks.task import Task, task_class
 
 DEV_FRACTION = 0.1  # of the training rows, where no dev rows are given
 MAX_DEV_ROWS = 2000
 MISSING_LABELS = ("na", "n/a", "null", "none", "nil", "missing")  # where several of them occur
+FEW_SINGLES = 20  # classes with one row each, of which nothing is said
 MAX_LABELS_SHOWN = 8  # labels in one message
 
 
-@runtime_checkable
-class DataFrame(Protocol):
-    """The part of the interface of a pandas DataFrame that is used."""
-
-    def to_dict(self, orient: Literal["records"], /) -> Any:
-        """Return a dictionary for each row."""
-
-
 RowType = TypeVar("RowType")
-RowSource: TypeAlias = Path | str | DataFrame | Sequence[Any]  # a sequence of dictionaries
+RowSource: TypeAlias = (
+    Path | str | DataFrame | HubDataset | Sequence[Any]
+)  # a sequence of dictionaries
 
 
 @config("labelled_file")
@@ -103,6 +99,17 @@ class TaskDataset:
             one, noun = ("tag", "tags") if cls.output == "tags" else ("class", "classes")
             counted = noun if len(labels) > 1 else one
             yield f"{name}: {len(labels):,} {counted}: {format_counts(labels)}"
+        singles = sum(count == 1 for count in labels.values())
+        if cls.output == "label" and singles > max(FEW_SINGLES, len(self.rows) / 2):
+            yield (
+                f"{name}: {singles:,} classes have one row each, from which nothing is learned: "
+                "check the column of labels, or predict numbers with --task regress"
+            )
+        if cls.output == "label" and (differing := differing_labels(self.rows, cls)):
+            yield (
+                f"{name}: {differing:,} {'texts have' if differing > 1 else 'text has'} rows of "
+                "different labels, of which a model learns the mean: correct or remove them"
+            )
         for same in similar_labels(labels):
             yield (
                 f"{name}: {' and '.join(same)} are different {noun}: write them alike if they "
@@ -170,8 +177,24 @@ class TaskDataset:
             else:
                 rows.append(row)
         if not rows:
+            self._check_label_column()
             raise UserError(f"{self.train} has no labelled rows: training needs at least one")
         return rows
+
+    def _check_label_column(self) -> None:
+        """Refuse a table in which no column was taken for the label, with its other columns."""
+        columns, file = self.file_spec.columns, self.files["train"]
+        if self.file_spec.format != "table" or columns is None or columns.label is not None:
+            return
+        texts = ",".join(map(str, columns.texts))
+        others = unused_columns(file, self.file_spec)
+        found = f": {', '.join(others)}" if others else ""
+        named = f"{texts},{others[0] if others else 'label'}"
+        raise UserError(
+            f"{self.train}: no column of labels was found beside the text ({texts}){found}; a "
+            "label is a number or one of a few short values: name its column with "
+            f"{file.option('columns', named)}"
+        )
 
     def _dev_file_rows(self) -> list[Any]:
         rows, cls = self._read("dev"), task_class(self.file_spec.task)
@@ -198,7 +221,7 @@ def task_dataset(
 ) -> TaskDataset:
     """Describe labelled rows; the task and the columns are detected unless they are given.
 
-    Rows are a file, a list of dictionaries, or a DataFrame:
+    Rows are a file, a list of dictionaries, a DataFrame, or a Dataset:
     `task_dataset([{"text": "a fine film", "label": "good"}, ...])`.
     """
     files = {"train": open_rows(train, "train", target)}
@@ -281,6 +304,14 @@ def split_rows(rows: Sequence[RowType]) -> tuple[list[RowType], list[RowType]]:
     return splits
 
 
+def differing_labels(rows: Iterable[Any], task: type[Task]) -> int:
+    """Return how many texts, or pairs of texts, occur with more than one label."""
+    labels: dict[str, set[Any]] = {}
+    for row in rows:
+        labels.setdefault(row.text, set()).add(task.reference(row))
+    return sum(len(found) > 1 for found in labels.values())
+
+
 def similar_labels(labels: Iterable[str]) -> list[list[str]]:
     """Return groups of labels that differ in writing alone: `1` and `1.0`, `true` and `True`."""
     groups: dict[str, list[str]] = {}
@@ -302,25 +333,10 @@ def format_counts(labels: Mapping[str, int]) -> str:
 
 
 def open_rows(source: RowSource, split: str, target: Path | str | None = None) -> LabelledFile:
-    """Return the file of rows that are given as a path, a list of dictionaries or a DataFrame."""
+    """Return the file of rows that are given as a path or in memory."""
     if isinstance(source, str | Path):
         return LabelledFile(_resolve(source), target=None if target is None else _resolve(target))
-    if isinstance(source, Sequence):
-        rows: Any = source
-    elif isinstance(source, DataFrame):
-        rows = source.to_dict("records")
-    else:
-        raise UserError(
-            f"{split} is of type {type(source).__name__}: give a file, a list of dictionaries, or "
-            "a DataFrame"
-        )
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, Mapping):
-            raise UserError(
-                f"{split}: row {number:,} is of type {type(row).__name__}: give dictionaries, like "
-                '{"text": "a fine film", "label": "good"}'
-            )
-    return LabelledFile(f"{split}.jsonl", data=json_lines(rows))
+    return LabelledFile(f"{split}.jsonl", data=json_lines(records_of(source, split)))
 
 
 def _resolve(path: Path | str) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.batch import Batch
-from kinfolk.errors import Terminated
+from kinfolk.errors import Terminated, UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import LostProcessError, Processes
 from kinfolk.training.loader import LostWorkerError, is_lost_worker
@@ -67,6 +67,19 @@ class Callback:
 
     def on_end(self, step: int, *, interrupted: bool) -> None:
         """Called when training ends, with the last step, or is interrupted by a signal."""
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Refuse what is no list of callbacks, before a run is started."""
+    if not isinstance(callbacks, Sequence):
+        raise UserError(
+            f"callbacks is of type {type(callbacks).__name__}: give a list of callbacks"
+        )
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(
+                f"callbacks: {callback!r} is not an object of a subclass of kinfolk.Callback"
+            )
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.sop import SOP
 from kinfolk.tasks.dataset import RowSource
+from kinfolk.tasks.rows_in_memory import texts_of
 from kinfolk.tasks.task import EvaluationResult
 from kinfolk.text import Tokenizer
 from kinfolk.training.workload import select_device
@@ -313,7 +314,9 @@ def open_evaluation(
         if file is not None:
             texts = [document.text for document in read_documents([Path(file)])]
         else:
-            texts = [text] if isinstance(text, str) else [*(text or ())]
+            texts = (
+                [text] if isinstance(text, str) else texts_of(() if text is None else text, "text")
+            )
             check_texts(texts)
         documents, sizes = encode_documents(tokenizer, texts)
     else:

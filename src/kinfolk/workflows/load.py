@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,18 @@ def load(
     file where it lies elsewhere. `path` may also be a checkpoint file of fairseq, or an
     ARPA file of an n-gram model.
     """
+    if not isinstance(path, Path | str):
+        raise UserError(
+            f"the model is of type {type(path).__name__}: give its folder; a model of transformers "
+            "is written to one with its save_pretrained, and its tokenizer too"
+        )
     if isinstance(tokenizer, Path | str):
         tokenizer = load_tokenizer(tokenizer)
+    elif not isinstance(tokenizer, Tokenizer | None):
+        raise UserError(
+            f"the tokenizer is of type {type(tokenizer).__name__}: give its folder or file, or a "
+            "kinfolk.Tokenizer; one of transformers is written to a folder with save_pretrained"
+        )
     folder = find_model_folder(path)
     model, found = hub.load(folder, tokenizer)
     model.untrained_modules = untrained_modules_of(folder)
@@ -150,14 +161,19 @@ def export_arpa(model: LanguageModel, tokenizer: Tokenizer, out: Path | str) -> 
 
 
 @torch.no_grad()
-def logits(model: LanguageModel, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
+def logits(
+    model: LanguageModel, ids: Sequence[int] | Tensor, source: Sequence[int] | None = None
+) -> Tensor:
     """Return the (length, vocabulary) scores of one sequence, in evaluation mode.
 
     An encoder scores each token from all tokens, a decoder the token after each. An
     encoder-decoder encodes `source` and scores each of `ids` from those before it; without a
-    source it encodes the ids themselves.
+    source it encodes the ids themselves. No gradient flows: docs/python.md trains a network in a
+    loop of your own.
     """
-    if any(isinstance(id, str) for id in ids):
+    if isinstance(ids, Tensor):
+        ids = ids.tolist()
+    if not all(isinstance(token, Integral) for token in ids):
         raise UserError("ids must be token ids: call kinfolk.logits(model, tokenizer(text))")
     model.check_lm_head()
     check_prompts(model, [ids], "sequence")

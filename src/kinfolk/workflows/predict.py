@@ -1,11 +1,18 @@
 """Open a fine-tuned or a pretrained model, predict labelled rows and score the predictions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kinfolk.config import LONE_SURROGATE, read_type, type_name
+from kinfolk.data.files import (
+    COMPRESSION_SUFFIXES,
+    DELIMITED_SUFFIXES,
+    JSON,
+    PARQUET,
+    TEXT_SUFFIXES,
+)
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.nn.task_heads import ModelWithHead, TaskModel
@@ -32,6 +39,7 @@ from kinfolk.tasks.formulations.head import BareCausalHead
 from kinfolk.tasks.formulations.span_head import SpanHead
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import LabelledText
+from kinfolk.tasks.rows_in_memory import as_list
 from kinfolk.tasks.task import (
     EvaluationResult,
     Prediction,
@@ -47,6 +55,8 @@ from kinfolk.workflows.finetuning.recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
 from kinfolk.workflows.model_use import not_finetuned
+
+DATA_SUFFIXES = {*TEXT_SUFFIXES, *JSON, *DELIMITED_SUFFIXES, *PARQUET, *COMPRESSION_SUFFIXES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +151,7 @@ class Predictor:
 
 def predict(
     model: Path | str | Predictor,
-    inputs: RowSource,
+    inputs: RowSource | Iterator[Any],
     *,
     columns: str | None = None,
     task_index: int = 1,
@@ -151,19 +161,22 @@ def predict(
 
     `predict("runs/triage", "The invoice was never paid.")[0].value`. The inputs are a text, a list
     of texts, a list of tuples where the task reads several texts (pairs, a context and its options,
-    a question and its context), a list of dictionaries, a DataFrame, or a file: a `Path`, or a
-    string that names an existing file. The model may be what `load_predictor` returns, which is
-    then loaded once for many calls.
+    a question and its context), a column of texts, a list of dictionaries, a DataFrame, a Hugging
+    Face Dataset, or a file: a `Path`, or a string that names an existing file. A string that ends
+    like the name of a file and names none is refused. The model may be what `load_predictor`
+    returns, which is then loaded once for many calls.
     """
     predictor = as_predictor(model, device=device, task_index=task_index)
-    if isinstance(inputs, str) and not is_file(inputs):
-        inputs = [inputs]
-    if isinstance(inputs, Sequence) and not isinstance(inputs, str) and columns is None:
-        if not inputs:
+    source = as_list(inputs)
+    if isinstance(source, str) and not is_file(source):
+        check_is_text(source)
+        source = [source]
+    if isinstance(source, Sequence) and not isinstance(source, str) and columns is None:
+        if not source:
             return []
-        if not isinstance(inputs[0], Mapping):
-            return predictor.predict(predictor.rows_of_texts(inputs))
-    return predictor.predict(predictor.read(inputs, columns=columns))
+        if not isinstance(source[0], Mapping):
+            return predictor.predict(predictor.rows_of_texts(source))
+    return predictor.predict(predictor.read(source, columns=columns))
 
 
 def is_file(text: str) -> bool:
@@ -172,6 +185,12 @@ def is_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):  # too long for a path, or with a NUL
         return False
+
+
+def check_is_text(text: str) -> None:
+    """Refuse the name of a file that does not exist: a prediction for it would say nothing."""
+    if len(text.split()) == 1 and Path(text).suffix.lower() in DATA_SUFFIXES:
+        raise UserError(f"no such file: {text}; a text that ends like a file is passed as [text]")
 
 
 def as_predictor(
@@ -271,6 +290,12 @@ def read_test_file(
     elif trained is not None and trained.format != "parallel" and file.target is None:
         spec = match_format(file, trained, labelled=labelled, labels=task.labels)
     elif task.output in ("text", "sentences") and file.target is None and trained is not None:
+        if labelled:
+            raise UserError(
+                f"{file}: the model was trained on two files, and scoring needs the lines of the "
+                "second one: add --target FILE, or name the columns of a table with --columns "
+                "text,summary"
+            )
         rows = [replace(task.row_from_texts(line), number=n) for n, line in file.lines()]
         return rows, trained
     elif labelled:

@@ -34,7 +34,7 @@ from kinfolk.training.config import MAX_STEPS
 from kinfolk.training.distributed import Processes, load_whole_weights
 from kinfolk.training.first_estimate import MIN_BUDGET_STEPS, seconds_per_step
 from kinfolk.training.log import RunSample
-from kinfolk.training.loop import Callback
+from kinfolk.training.loop import Callback, check_callbacks
 from kinfolk.training.run import Run
 from kinfolk.training.time_budget import Decision
 from kinfolk.training.watch import LossBaseline
@@ -72,6 +72,7 @@ def pretrain(
     With `train.minutes` a first estimate of the steps is measured, unless `decisions` are given:
     none, where the recipe has an estimate, or those of a run whose numbers of steps are repeated.
     """
+    check_callbacks(callbacks)
     if not isinstance(recipe, Recipe):
         recipe = read_recipe_file(recipe)
     out = Path(out)
@@ -90,6 +91,7 @@ def pretrain(
 
 def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
     """Continue a run of any kind from its newest valid checkpoint."""
+    check_callbacks(callbacks)
     out = check_model_folder(out)
     recipe = read_json(out / "recipe.json")
     kind: type[Workload]

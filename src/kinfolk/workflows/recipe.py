@@ -248,6 +248,8 @@ def corpus_share(source: Path | str | Corpus | CorpusShare, weight: float) -> Co
 
 def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
     """Refuse rows that are too short, and a corpus that does not fill one."""
+    if not isinstance(length, int):
+        raise UserError(f"length={length!r} must be a whole number of tokens")
     if length < 8:
         raise UserError(f"--length must be at least 8 (got {length})")
     for text in corpora:

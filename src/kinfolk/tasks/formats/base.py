@@ -64,6 +64,8 @@ class Columns:
 
 def parse_columns(text: str) -> Columns:
     """Parse columns as a user writes them, the label last: `a,b,label`; without a label, `a,b,`."""
+    if not isinstance(text, str):
+        raise UserError(f'columns={text!r} must be a text such as "text,label"')
     names = [name.strip() for name in text.split(",")]
     if len(names) < 2 or not all(names[:-1]):
         raise UserError(

@@ -93,7 +93,7 @@ def _is_cbt_question(line: str) -> bool:
 
 def _read_json(file: LabelledFile) -> Iterator[CompletionRow]:
     for number, record in file.records():
-        where = f"line {number:,} of {file}"
+        where = file.place(number)
         prompt, target, candidates = (
             first_key(record, names) for names in (PROMPT_KEYS, TARGET_KEYS, CANDIDATE_KEYS)
         )

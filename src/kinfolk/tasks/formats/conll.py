@@ -157,7 +157,7 @@ def read_tagged_json(
 ) -> Iterator[TaggedSentence]:
     """Stream JSON records with a list of words and a list of tags."""
     for number, record in file.records():
-        where = f"line {number:,} of {file}"
+        where = file.place(number)
         name, label = first_key(record, TOKEN_KEYS), first_key(record, TAG_KEYS)
         if name is None:
             raise UserError(

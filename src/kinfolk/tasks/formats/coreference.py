@@ -89,7 +89,7 @@ def read_coref_json(
 ) -> Iterator[CorefDocument]:
     """Stream the documents of JSON records."""
     for number, row in file.records():
-        where = f"line {number:,} of {file}"
+        where = file.place(number)
         if not isinstance(row, dict) or not isinstance(row.get("sentences"), list):
             raise UserError(f"{where} has no list of 'sentences', each a list of words")
         sentences = tuple(

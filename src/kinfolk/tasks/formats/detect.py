@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinfolk.data.documents import missing_name_error
+from kinfolk.data.documents import TEXT_COLUMNS, missing_name_error
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import Column, Columns, FileSpec, all_formats
 from kinfolk.tasks.formats.label_lines import label_lines_spec
@@ -29,15 +29,20 @@ PAIR_COLUMNS = (
     ("query", "passage"),
     ("query", "title"),
     ("abst", "keyword"),
+    ("句子1", "句子2"),
+    ("文本1", "文本2"),
+    ("问题1", "问题2"),
+    ("前提", "假设"),
 )
-TEXT_COLUMNS = (
-    "sentence", "text", "review", "content", "comment", "document", "tweet", "body", "query",
-)  # fmt: skip
 LABEL_COLUMNS = (
     "label", "gold_label", "labels", "class", "category", "is_duplicate", "quality", "sentiment",
     "entailment_judgment", "intent", "topic", "target", "answer",
+    "标签", "类别", "分类", "情感", "情感倾向", "情感极性", "意图", "主题", "答案",
 )  # fmt: skip
-SCORE_COLUMNS = ("score", "similarity", "similarity_score", "relatedness_score", "rating", "stars")
+SCORE_COLUMNS = (
+    "score", "similarity", "similarity_score", "relatedness_score", "rating", "stars",
+    "评分", "得分", "分数", "打分", "星级", "相似度",
+)  # fmt: skip
 SOURCE_TARGET_COLUMNS = (
     ("source", "target"),
     ("src", "tgt"),
@@ -53,10 +58,22 @@ SOURCE_TARGET_COLUMNS = (
     ("en", "de"),
     ("en", "zh"),
     ("question", "answer"),
+    ("原文", "译文"),
+    ("原文", "摘要"),
+    ("正文", "摘要"),
+    ("内容", "摘要"),
+    ("正文", "标题"),
+    ("内容", "标题"),
+    ("问题", "答案"),
 )
 NO_LABELS = ("", None, "-")  # values of a label column for a missing label
 MAX_INTEGER_CLASSES = 20  # more distinct integers are a score, not classes
 MAX_LABEL_CHARS = 40
+MAX_FIELDS_SHOWN = 12  # in one message
+MAX_NAME_CHARS = 20  # of a column, where its name is not a known one
+MIN_ROWS_BELOW = 10  # below such a header
+MAX_SHARE_OF_SINGLES = 0.02  # of labels that occur once: the next row may well have a new one
+NOT_IN_NAMES = re.compile(r"[,.;:!?\"，。；：！？、“”…]")
 
 
 def detect_format(
@@ -86,10 +103,7 @@ def detect_format(
         return FileSpec("lm", "text", "read as text, without labels")
     spec = first_spec(opened)
     if spec is None:
-        raise UserError(
-            f"{opened}: no text and label columns were detected; name them with "
-            f"{opened.option('columns', 'text,label')} or {opened.option('columns', '1,2')}"
-        )
+        raise no_columns_error(opened)
     if task is None or task == spec.task:
         return spec
     if {task, spec.task} == {"classify", "regress"} and spec.columns is not None:
@@ -107,6 +121,17 @@ def detect_format(
         f"{opened.option('task', task)}: {opened} was detected as {spec.task} "
         f"({spec.description}); use another file, or name its text and label columns with "
         f"{opened.option('columns', 'text,label')}"
+    )
+
+
+def no_columns_error(file: LabelledFile) -> UserError:
+    """Return the error about a file without columns of texts and labels, with its fields."""
+    first = file.first_record
+    fields = f" among {', '.join([*first][:MAX_FIELDS_SHOWN])}" if isinstance(first, dict) else ""
+    numbers = "" if file.is_json else f" or {file.option('columns', '1,2')}"
+    return UserError(
+        f"{file}: no text and label columns were detected{fields}; name them with "
+        f"{file.option('columns', 'text,label')}{numbers}"
     )
 
 
@@ -210,17 +235,26 @@ def find_columns(file: LabelledFile) -> tuple[Columns | None, bool]:
     """Find the texts and the label of a table, and whether its first row is a header."""
     if file.is_json:
         first = file.first_record
-        return _columns_of_names([*first] if isinstance(first, dict) else []), False
+        names = [*first] if isinstance(first, dict) else []
+        return _columns_of_names(names) or fields_by_content(file.sample_records), False
     rows = file.sample_cells
     names, header = [name.strip() for name in rows[0]], has_header(rows)
     columns = _columns_of_names(names) if header else None
-    if columns is None:
-        columns = columns_by_content(rows[header:])
-        if columns is not None and header:
-            texts = (names[n - 1] for n in columns.texts if isinstance(n, int))
-            label = names[columns.label - 1] if isinstance(columns.label, int) else None
-            columns = Columns(tuple(texts), label)
+    if columns is None or columns.label is None:
+        found = columns_by_content(rows[header:])
+        if found is not None and header:
+            found = _named(found, names)
+        if columns is None or found is None:
+            return columns or found, header
+        if found.label not in columns.texts:  # the name of a text is known, that of the label not
+            columns = replace(columns, label=found.label)
     return columns, header
+
+
+def _named(columns: Columns, names: Sequence[str]) -> Columns:
+    """Return columns that are numbers by their names."""
+    texts = tuple(names[n - 1] for n in columns.texts if isinstance(n, int))
+    return Columns(texts, names[columns.label - 1] if isinstance(columns.label, int) else None)
 
 
 def columns_by_name(names: Sequence[str], labelled: bool = True) -> Columns | None:
@@ -247,7 +281,10 @@ def source_target_columns(names: Sequence[str]) -> Columns | None:
 
 
 def has_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first row is a header: known names, or words above a column of numbers."""
+    """Return whether the first row is a header.
+
+    It has known names, words above a column of numbers, or short names above texts and classes.
+    """
     if not rows:
         return False
     first, rest = rows[0], rows[1:]
@@ -266,7 +303,39 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
     if names & known:
         return short
     columns = [[row[n] for row in rest if n < len(row)] for n in range(len(first))]
-    return any(values and all(_number(v) is not None for v in values) for values in columns)
+    if any(values and all(_number(v) is not None for v in values) for values in columns):
+        return True
+    return are_names_above(first, columns)
+
+
+def are_names_above(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
+    """Return whether a row of short names is unlike the rows below it.
+
+    It is shorter than the texts and its label is a new one, where new labels are improbable.
+    """
+    names = [name.strip() for name in first]
+    if not all(0 < len(name) <= MAX_NAME_CHARS for name in names):
+        return False
+    if any(map(NOT_IN_NAMES.search, names)) or len(columns[0]) < MIN_ROWS_BELOW:
+        return False
+    texts = [n for n, values in enumerate(columns) if are_texts(values)]
+    labels = [n for n, values in enumerate(columns) if n not in texts and label_rank(values) == 2]
+    if not texts or not labels:
+        return False
+    above_texts = all(_is_shorter(names[n], columns[n]) for n in texts)
+    return above_texts and all(_is_new_label(names[n], columns[n]) for n in labels)
+
+
+def _is_shorter(name: str, texts: Sequence[str]) -> bool:
+    """Return whether a name is shorter than 95 % of the texts."""
+    return sum(len(name) < len(text.strip()) for text in texts) >= 0.95 * len(texts)
+
+
+def _is_new_label(name: str, labels: Sequence[str]) -> bool:
+    """Return whether a label is a new one, where by Good's estimate one in 50 or fewer is."""
+    counts = Counter(label.strip() for label in labels)
+    singles = sum(count == 1 for count in counts.values())
+    return name not in counts and singles <= MAX_SHARE_OF_SINGLES * len(labels)
 
 
 def columns_by_content(rows: Sequence[Sequence[str]]) -> Columns | None:
@@ -280,8 +349,21 @@ def columns_by_content(rows: Sequence[Sequence[str]]) -> Columns | None:
     if not texts:
         return None
     ranks = [(label_rank(values), n) for n, values in enumerate(columns) if n not in texts]
-    labels = [(rank, abs(n - max(texts)), n) for rank, n in ranks if rank is not None]
-    return Columns(tuple(n + 1 for n in texts), min(labels)[2] + 1 if labels else None)
+    labels = [
+        ("" in columns[n], rank, abs(n - max(texts)), n) for rank, n in ranks if rank is not None
+    ]
+    return Columns(tuple(n + 1 for n in texts), min(labels)[-1] + 1 if labels else None)
+
+
+def fields_by_content(records: Sequence[Any]) -> Columns | None:
+    """Find the text and the label of JSON objects with two fields by their contents."""
+    objects = [record for record in records if isinstance(record, dict)]
+    names = [*objects[0]] if objects else []
+    values = [[record.get(name) for name in names] for record in objects]
+    if len(names) != 2 or any(isinstance(v, dict | list) for row in values for v in row):
+        return None
+    found = columns_by_content([["" if v is None else str(v) for v in row] for row in values])
+    return None if found is None or found.label is None else _named(found, names)
 
 
 def sample_labels(file: LabelledFile, columns: Columns, header: bool) -> list[Any]:
@@ -338,13 +420,19 @@ def are_classes(values: Sequence[str]) -> bool:
 
 
 def label_rank(values: Sequence[str]) -> int | None:
-    """Rank a column as the label, 0 the best: scores, whole numbers, words; None for no label."""
-    numbers = [_number(value) for value in values]
-    if values and None not in numbers:
+    """Rank a column as the label, 0 the best: scores, whole numbers, words; None for no label.
+
+    Up to half of the labels may be empty: rows without a label are refused when they are read.
+    """
+    filled = [value for value in values if value.strip()]
+    if 2 * len(filled) < len(values):
+        return None
+    numbers = [_number(value) for value in filled]
+    if filled and None not in numbers:
         if any(number % 1 for number in numbers if number is not None):
             return 0
         return 1 if 1 < len(set(numbers)) <= MAX_INTEGER_CLASSES else None
-    return 2 if are_classes(values) else None
+    return 2 if are_classes(filled) else None
 
 
 def _columns_of_names(names: Sequence[str]) -> Columns | None:

@@ -51,6 +51,12 @@ class LabelledFile:
         """Return how an option is set: of a command, or of a function for rows in memory."""
         return f'{name}="{value}"' if self.in_memory else f"--{name} {value}"
 
+    def place(self, number: int) -> str:
+        """Return where a record is, for messages: rows in memory are no lines of a file."""
+        if self.in_memory:
+            return f"row {number:,} of {self.path.stem}"
+        return f"line {number:,} of {self}"
+
     @cached_property
     def data(self) -> bytes:
         """The bytes of the file."""
@@ -115,16 +121,19 @@ class LabelledFile:
     @cached_property
     def sample_cells(self) -> list[list[str]]:
         """The first rows of a table."""
+        self.check_commas()
         return [cells for _, cells in islice(self.cells(), SAMPLE_ROWS)]
 
     def check_commas(self) -> None:
-        """Refuse a .csv file whose rows have semicolons or tabs where commas should be."""
-        rows = self.sample_cells if self.suffix == ".csv" else []
-        if len(rows) < 2 or any(len(cells) > 1 for cells in rows):
+        """Refuse a .csv file whose columns are separated by semicolons or tabs.
+
+        Its first line has them and no comma, and most lines have them; texts may hold commas.
+        """
+        lines = [line for line in self.sample_lines if line.strip()]
+        if self.suffix != ".csv" or len(lines) < 2 or "," in lines[0]:
             return
         for name, separator in (("semicolons", ";"), ("tabs", "\t")):
-            counts = {cells[0].count(separator) for cells in rows if cells}
-            if len(counts) == 1 and 0 not in counts:
+            if separator in lines[0] and 2 * sum(separator in line for line in lines) > len(lines):
                 raise UserError(
                     f"the columns of {self} are separated by {name}, and those of a .csv file by "
                     "commas: save it with commas, or with tabs as a .tsv file"

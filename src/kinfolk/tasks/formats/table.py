@@ -44,7 +44,6 @@ def detect_table(file: LabelledFile) -> FileSpec | None:
     lines = [line for line in file.sample_lines if line.strip()]
     if not (file.is_json or file.is_delimited or all("\t" in line for line in lines)):
         return None
-    file.check_commas()
     columns, header = find_columns(file)
     if columns is None or (file.is_json and columns.label is None and len(columns.texts) == 1):
         return None
@@ -144,7 +143,7 @@ def _labelled_texts(
 ) -> Iterator[LabelledText]:
     assert spec.columns is not None
     for number, texts, value in rows:
-        where = f"line {number:,} of {file}"
+        where = file.place(number)
         column = spec.columns.label
         label = None if column is None else _label(value, spec.task, column, where)
         if label == spec.missing_label:
@@ -161,7 +160,7 @@ def _pairs(
     """Stream pairs of source and target; those with an empty side are skipped and counted."""
     assert spec.columns is not None
     for number, texts, value in rows:
-        where, column = f"line {number:,} of {file}", spec.columns.label
+        where, column = file.place(number), spec.columns.label
         values = filter(_has_value, value if isinstance(value, list) else [value])
         references = (field_text(text, str(column), where).strip() for text in values)
         targets, source = [text for text in references if text], " ".join(texts).strip()
@@ -207,7 +206,7 @@ def mark_wsc_spans(record: Any, where: str) -> str:
 
 def _record_cells(file: LabelledFile, columns: Columns) -> Iterator[Cells]:
     for number, record in file.records():
-        where = f"line {number:,} of {file}"
+        where = file.place(number)
         winograd = isinstance(record, dict) and isinstance(record.get("target"), dict)
         if winograd and columns.texts == ("text",) and "span1_index" in record["target"]:
             texts = [mark_wsc_spans(record, where)]

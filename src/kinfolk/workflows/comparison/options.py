@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from kinfolk.config import did_you_mean
 from kinfolk.data.documents import DocumentUnit
 from kinfolk.errors import UserError
 from kinfolk.workflows.comparison.data import TextSource, task_files, training_file
@@ -37,6 +39,12 @@ def race_options(
     """Return the options of a comparison, checked as far as no file is read."""
     if isinstance(entrants, str):
         raise UserError(f"entrants is the text {entrants!r}: give a list, such as [{entrants!r}]")
+    known = [f.name for f in fields(RaceOptions) if not f.name.startswith("budget_")]
+    for name in options:
+        if name not in known:
+            raise UserError(
+                f"unknown option {name!r} of compare: {did_you_mean(name, [*known, *BUDGETS])}"
+            )
     parsed = tuple(e if isinstance(e, Entrant) else Entrant.parse(e) for e in entrants)
     check_entrant_names(parsed)
     given = {kind: amount for kind, amount in budgets.items() if amount is not None}
@@ -52,19 +60,16 @@ def race_options(
     check_document_unit(options.get("document", "block"))
     ((kind, amount),) = given.items()
     check_amount(kind, amount)
-    try:
-        return RaceOptions(
-            entrants=parsed,
-            corpus=tuple(str(path) for path in as_list(corpus)),
-            budget_kind=kind,
-            budget_amount=float(amount),
-            tasks=tuple(str(path) for path in as_list(tasks)),
-            seeds=seeds,
-            labels=parse_labels([str(size) for size in labels]),
-            **options,
-        )
-    except TypeError as error:
-        raise UserError(f"unknown option of compare: {error}") from error
+    return RaceOptions(
+        entrants=parsed,
+        corpus=tuple(str(path) for path in as_list(corpus)),
+        budget_kind=kind,
+        budget_amount=float(amount),
+        tasks=tuple(str(path) for path in as_list(tasks)),
+        seeds=seeds,
+        labels=parse_labels([str(size) for size in labels]),
+        **options,
+    )
 
 
 def check_document_unit(unit: str) -> None:

@@ -41,7 +41,7 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.distributed import Processes, load_whole_weights
 from kinfolk.training.log import RunSample
-from kinfolk.training.loop import Callback
+from kinfolk.training.loop import Callback, check_callbacks
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import Run
 from kinfolk.training.workload import LossFn, Workload, select_device
@@ -96,15 +96,17 @@ def finetune(
     `finetune("runs/bert", "train.tsv", "runs/triage", dev="dev.tsv", epochs=4)`
 
     The model is the folder of a run or a model, or FAMILY/SIZE for new weights. `train` and `dev`
-    are a file, a list of dictionaries like `{"text": ..., "label": ...}`, or a DataFrame; without
-    `dev`, a tenth of the rows are held out. `train` may also be what `task_dataset` returns, or a
-    list of those to train on together. Task and columns are detected unless they are given.
+    are a file, a list of dictionaries like `{"text": ..., "label": ...}`, a DataFrame, or a Hugging
+    Face Dataset; without `dev`, a tenth of the rows are held out. `train` may also be what
+    `task_dataset` returns, or a list of those to train on together. Task and columns are detected
+    unless they are given.
     `unlabelled` are files of text for cross-view training (cvt); an empty list trains on the labels
     alone. `raw_weights` chooses the defaults of raw or of pretrained weights, which otherwise
     follow from how much text the weights were pretrained on.
     Keywords are fields of `TrainConfig` and `FineTuneConfig`; settings are fields of the recipe by
     their paths.
     """
+    check_callbacks(callbacks)
     overrides = keyword_settings(fields, {"train": TrainConfig, "finetune": FineTuneConfig})
     overrides += settings_list(settings)
     if not isinstance(model, InitialWeights | Path | str):

@@ -9,7 +9,7 @@ networks, encoder-decoders).
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.features import FeatureClassifier
 from kinfolk.tasks.instances import TOKENS_PER_BATCH, length_buckets
 from kinfolk.tasks.rows import LabelledText
+from kinfolk.tasks.rows_in_memory import texts_of
 from kinfolk.text.token_views import unknown_note
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.workload import select_device
@@ -352,7 +353,7 @@ def parse_layers(layers: Layers, sizes: Sequence[int]) -> tuple[int, ...]:
 
 def embed(
     model: Path | str | tuple[LanguageModel, Tokenizer],
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     pooling: str | None = None,
     layers: Layers | None = None,
@@ -361,7 +362,7 @@ def embed(
     remove_components: int = 0,
     whiten: bool = False,
     flow: bool = False,
-    fit: Sequence[str] | None = None,
+    fit: Iterable[str] | None = None,
     transform: VectorTransforms | Path | str | None = None,
     save_transform: Path | str | None = None,
     force: bool = False,
@@ -379,8 +380,8 @@ def embed(
     them.
     A model that is passed keeps its device and the mode of each module.
     """
-    if isinstance(texts, str):
-        raise UserError("texts must be a list of texts: pass [text]")
+    texts = texts_of(texts)
+    fit = None if fit is None else texts_of(fit, "fit")
     spec = TransformSpec(standardize, remove_components, whiten, flow)
     used = VectorTransforms.load(transform) if isinstance(transform, Path | str) else transform
     if used is not None and (spec.names or fit is not None or save_transform is not None):

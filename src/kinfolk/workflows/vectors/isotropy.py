@@ -5,7 +5,7 @@ pairs of texts with scores -> cosines -> Spearman correlation, before and after 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from kinfolk.reports.isotropy_page import IsotropyPage
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.tasks.formats.detect import first_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile
+from kinfolk.tasks.rows_in_memory import texts_of
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.load import load, restored
 from kinfolk.workflows.vectors.choices import Layers, check_choices
@@ -102,7 +103,7 @@ class IsotropyResult:
 
 def isotropy(
     model: Path | str | tuple[LanguageModel, Tokenizer],
-    texts: Sequence[str],
+    texts: Iterable[str],
     pairs: Sequence[tuple[str, str, float]] = (),
     *,
     pooling: str = "mean",
@@ -124,10 +125,11 @@ def isotropy(
     for every layer, and for the mean of `layers` after each transform, fitted on the texts.
     A model that is passed keeps its device and the mode of each module.
     """
+    texts = texts_of(texts)
     if len(texts) < 2:
         raise UserError(f"isotropy needs at least 2 texts (got {len(texts)}): pass more text")
     check_choices(pooling, layers)
-    texts = list(texts)[:MAX_TEXTS]
+    texts = texts[:MAX_TEXTS]
     scored = [ScoredPair(first, second, float(score)) for first, second, score in pairs]
     if scored and len({pair.score for pair in scored}) < 2:
         raise UserError("all pairs have the same score: a correlation needs different ones")
