@@ -34,8 +34,14 @@ MODELS = {
         *("optimizer=muon", "steps=1400", "batch_size=16", "lr=8e-3", "warmup=30"),
         *("schedule=linear", "min_lr_ratio=0", "weight_decay=0"),
     ],
-    "bert/tiny": ["steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"],
-    "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
+    "bert/tiny": [
+        *("steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"),
+        *("schedule=linear", "min_lr_ratio=0"),
+    ],
+    "t5/tiny": [
+        *("steps=460", "batch_size=48", "lr=2e-2", "warmup=50"),
+        *("schedule=linear", "min_lr_ratio=0"),
+    ],
 }
 EVALUATIONS = ("eval_every=50", "eval_batches=4")
 MASK_RATE = 0.2  # of BERT and T5; 0.15 in the papers
@@ -104,6 +110,8 @@ def model_recipe(name: str, corpus: Path) -> Recipe:
     settings = [f"train.{setting}" for setting in (*MODELS[name], *EVALUATIONS)]
     if not name.startswith("gpt2"):
         settings.append(f"objective.mask_rate={MASK_RATE}")
+    if name.startswith("t5"):
+        settings.append("model.mimetic_init=true")  # standard in BERT of this size
     objective = "mlm" if name.startswith("bert") else None
     return recipe(name, corpus, objective=objective, length=LENGTH, settings=settings)
 
@@ -112,7 +120,7 @@ def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
     """Return a sample of a model: a continuation, or a filled blank."""
     kind = family_of(model).architecture
     if kind == "decoder":
-        text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.8, top_p=0.9)
+        text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.5, top_p=0.9)
         return Sample(
             name, "continues a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
         )
