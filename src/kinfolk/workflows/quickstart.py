@@ -46,8 +46,8 @@ MODELS = {
 EVALUATIONS = ("eval_every=50", "eval_batches=4")
 MASK_RATE = 0.2  # of BERT and T5; 0.15 in the papers
 PROMPT = "Return a list of"
-MASKED_WORD = "Return [MASK] if the file exists."
-MASKED_SPAN = "If the argument is omitted, [MASK] is used."
+MASKED_WORD = "Return the name [MASK] the file."
+MASKED_SPAN = "If the argument is omitted, [MASK] default is used."
 
 
 @dataclass(frozen=True)
