@@ -38,16 +38,13 @@ MODELS = {
         *("steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"),
         *("schedule=linear", "min_lr_ratio=0"),
     ],
-    "t5/tiny": [
-        *("steps=460", "batch_size=48", "lr=2e-2", "warmup=50"),
-        *("schedule=linear", "min_lr_ratio=0"),
-    ],
+    "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
 }
 EVALUATIONS = ("eval_every=50", "eval_batches=4")
 MASK_RATE = 0.2  # of BERT and T5; 0.15 in the papers
 PROMPT = "Return a list of"
-MASKED_WORD = "Return the name [MASK] the file."
-MASKED_SPAN = "If the argument is omitted, [MASK] default is used."
+MASKED_WORD = "This method can [MASK] used to read a file."
+MASKED_SPAN = "If [MASK] argument is omitted, the default is used."
 
 
 @dataclass(frozen=True)
