@@ -190,3 +190,40 @@ def test_a_prompt_padded_in_front_goes_on_as_if_it_were_not() -> None:
             both.input_ids[row : row + 1, 7 - length :], causal=True, encoder_inputs=source
         )
         near(hidden[row], model(text).hidden[0, -1])
+
+
+@torch.no_grad()
+def test_mimetic_initialization_starts_with_neighbors_and_with_the_same_token() -> None:
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=70, hidden_size=128, num_layers=2, num_heads=4, mimetic_init=True)
+    model = config.build()
+    distances = torch.arange(-8, 9)
+    bias = model.encoder.position_bias(9, 9, 8)  # key position minus query position: -8 to 8
+    assert bias.shape == (4, 17)
+    assert distances[bias.argmax(1)].tolist() == [-1, 1, -1, 1]
+    assert distances[bias.topk(2).indices].tolist() == [[-1, -2], [1, 2]] * 2
+    assert (model.decoder.position_bias(9, 9).abs() < 1).all()
+    tokens = model.token_embeddings.weight[:70]
+    for layer in model.decoder.layers:
+        attention = layer.cross_attention.sublayer
+        query, key = attention.q_proj(tokens), attention.kv_proj(tokens).chunk(2, dim=-1)[0]
+        heads = zip(query.split(32, dim=1), key.split(32, dim=1), strict=True)
+        scores = torch.stack([q @ k.T for q, k in heads])
+        assert (scores.argmax(-1) == torch.arange(70)).float().mean() > 0.95
+        # Of the size that 1/sqrt(d) gives: neither flat nor a choice of one token alone.
+        assert 0.5 < scores[:, ~torch.eye(70, dtype=torch.bool)].std() < 2
+
+
+def test_mimetic_initialization_changes_no_other_weights() -> None:
+    weights = []
+    for mimetic in (False, True):
+        config = replace(SECOND, mimetic_init=mimetic)
+        torch.manual_seed(0)
+        weights.append(config.build().state_dict())
+        with torch.device("meta"):  # as `plan` counts parameters
+            assert {n: w.shape for n, w in config.build().state_dict().items()} == {
+                n: w.shape for n, w in weights[-1].items()
+            }
+    changed = {name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])}
+    cross = {f"decoder.layers.{i}.cross_attention.sublayer.q_proj.weight" for i in range(3)}
+    assert changed == {"encoder.position_bias.embedding.weight", *cross}

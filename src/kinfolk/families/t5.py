@@ -36,6 +36,9 @@ from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
 
+# Initial biases at distances 1 and 2 with `mimetic_init`; other scores deviate by about 1.
+NEIGHBOR_BIASES = (5.0, 2.5)
+
 
 @config("t5")
 class T5Config(ModelConfig):
@@ -68,6 +71,7 @@ class T5Config(ModelConfig):
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = model_field("dropout", 0.1)
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-6)
+    mimetic_init: bool = model_field("mimetic_init", False)
 
     @property
     def attention_size(self) -> int:
@@ -196,6 +200,25 @@ class T5(EncoderDecoder):
                 part.q_proj.weight *= query_scale
             if isinstance(part, RelativePositionBias):
                 part.embedding.weight.normal_(0.0, c.hidden_size**-0.5)
+        if c.mimetic_init:
+            self.attend_to_neighbors()
+
+    @torch.no_grad()
+    def attend_to_neighbors(self) -> None:
+        """Start with heads for the tokens before and after, and a decoder that finds its sentinel.
+
+        Without it a small network learns for long that a span follows from itself alone: the path
+        from a sentinel's neighbours to the decoder goes through two attention layers.
+        """
+        bias = self.encoder.position_bias
+        distances = torch.arange(1, 1 + len(NEIGHBOR_BIASES), device="cpu")  # an index on meta, too
+        for distance, value in zip(distances, NEIGHBOR_BIASES, strict=True):
+            bias.embedding.weight[bias.bucket(-distance), 0::2] += value
+            bias.embedding.weight[bias.bucket(distance), 1::2] += value
+        for part in self.modules():
+            if isinstance(part, CrossAttention):
+                key, _ = part.kv_proj.weight.chunk(2)
+                part.q_proj.weight.copy_(key * part.head_dim**-0.5)  # Trockman and Kolter 2023
 
 
 def parameters(c: T5Config) -> ParameterMap:
@@ -372,6 +395,7 @@ FAMILY = Family(
             "decoder_start_token_id": "decoder_start_token_id",
             "dropout": "dropout_rate",
             "layer_norm_eps": "layer_norm_epsilon",
+            "mimetic_init": "near_start",  # only ours: transformers keeps unknown fields
         },
         parameters=parameters,
         intermediate_size="d_ff",

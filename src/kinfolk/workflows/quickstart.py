@@ -35,14 +35,17 @@ MODELS = {
         *("optimizer=muon", "steps=1400", "batch_size=16", "lr=8e-3", "warmup=30"),
         *("schedule=linear", "min_lr_ratio=0", "weight_decay=0"),
     ],
-    "bert/tiny": ["steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"],
+    "bert/tiny": [
+        *("steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"),
+        *("schedule=linear", "min_lr_ratio=0"),
+    ],
     "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
 }
 EVALUATIONS = ("eval_every=50", "eval_batches=4")
 MASK_RATE = 0.2  # of BERT and T5; 0.15 in the papers
 PROMPT = "Return a list of"
-MASKED_WORD = "Return [MASK] if the file exists."
-MASKED_SPAN = "If the argument is omitted, [MASK] is used."
+MASKED_WORD = "This method can [MASK] used to read a file."
+MASKED_SPAN = "If [MASK] argument is omitted, the default is used."
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def model_recipe(name: str, corpus: Path) -> Recipe:
     settings = [f"train.{setting}" for setting in (*MODELS[name], *EVALUATIONS)]
     if not name.startswith("gpt2"):
         settings.append(f"objective.mask_rate={MASK_RATE}")
+    if name.startswith("t5"):
+        settings.append("model.mimetic_init=true")  # standard in BERT of this size
     objective = "mlm" if name.startswith("bert") else None
     return recipe(name, corpus, objective=objective, length=LENGTH, settings=settings)
 
@@ -113,7 +118,7 @@ def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
     """Return a sample of a model: a continuation, or a filled blank."""
     kind = family_of(model).architecture
     if kind == "decoder":
-        text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.8, top_p=0.9)
+        text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.5, top_p=0.9)
         return Sample(
             name, "continues a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
         )
