@@ -9,7 +9,7 @@ from kinfolk.config import LONE_SURROGATE, read_type, type_name
 from kinfolk.data.files import (
     COMPRESSION_SUFFIXES,
     DELIMITED_SUFFIXES,
-    JSON,
+    JSON_SUFFIXES,
     PARQUET,
     TEXT_SUFFIXES,
 )
@@ -56,7 +56,13 @@ from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
 from kinfolk.workflows.model_use import not_finetuned
 
-DATA_SUFFIXES = {*TEXT_SUFFIXES, *JSON, *DELIMITED_SUFFIXES, *PARQUET, *COMPRESSION_SUFFIXES}
+DATA_SUFFIXES = {
+    *TEXT_SUFFIXES,
+    *JSON_SUFFIXES,
+    *DELIMITED_SUFFIXES,
+    *PARQUET,
+    *COMPRESSION_SUFFIXES,
+}
 
 
 @dataclass(frozen=True, eq=False)
