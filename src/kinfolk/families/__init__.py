@@ -1,7 +1,6 @@
 """The registry of families: an index that needs no torch, and one file imported for one family."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
@@ -135,11 +134,5 @@ def check_objective(name: str, objective: str | None) -> None:
     family_name = name.partition("/")[0]
     entry = None if Path(name).exists() else index().get(family_name)
     if entry is not None and entry.objectives and objective not in (None, *entry.objectives):
-        raise no_objective(family_name, str(objective), entry.objectives)
-
-
-def no_objective(family_name: str, objective: str, supported: Iterable[str]) -> UserError:
-    """Return the error about an objective that a family does not have."""
-    return UserError(
-        f"{family_name} has no objective {objective!r} (supported: {', '.join(supported)})"
-    )
+        supported = ", ".join(entry.objectives)
+        raise UserError(f"{family_name} has no objective {objective!r} (supported: {supported})")

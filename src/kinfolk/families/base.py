@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kinfolk.config import FieldInfo, describe, did_you_mean, type_name
 from kinfolk.errors import UserError
-from kinfolk.families import no_objective
 from kinfolk.families.mapping import ParameterMap, require
 from kinfolk.nn.language_model import MAX_VOCAB, LanguageModel, ModelConfig
 from kinfolk.text.tokenizer import SpecialTokens
@@ -335,7 +334,9 @@ class Family:
             )
         name = name or next(iter(self.objectives))
         if name not in self.objectives:
-            raise no_objective(self.name, name, self.objectives)
+            raise UserError(
+                f"{self.name} has no objective {name!r} (supported: {', '.join(self.objectives)})"
+            )
         return self.objectives[name]
 
     def config(self, size: str) -> ModelConfig:
