@@ -41,12 +41,12 @@ MISTAKES = [
     ("tokenizer train {bad}/*.none -o {new}", "{bad}/*.none matches no file"),
     ("tokenizer train {bad}/rows.jsonl -o {new}", "line 2 of {bad}/rows.jsonl is not JSON"),
     (
-        "tokenizer train {bad}/rows.jsonl --field body -o {new}",
-        "line 1 of {bad}/rows.jsonl has no 'body': choose one of id, text",
+        "tokenizer train {bad}/one.jsonl --field body -o {new}",
+        "line 1 of {bad}/one.jsonl has no 'body': choose one of id, text",
     ),
     (
-        "tokenizer train {bad}/rows.jsonl --field id -o {new}",
-        "'id' in line 1 of {bad}/rows.jsonl is a number, not text",
+        "tokenizer train {bad}/one.jsonl --field id -o {new}",
+        "'id' in line 1 of {bad}/one.jsonl is a number, not text",
     ),
     (
         "tokenizer train {bad}/half.jsonl -o {new}",
@@ -894,6 +894,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.txt.gz").write_bytes(gzip.compress(whole)[:-6])
     (folder / "cut.txt.xz").write_bytes(lzma.compress(whole)[:-6])
     (folder / "cut.txt.zst").write_bytes(zstandard.compress(whole)[:-6])
+    (folder / "one.jsonl").write_text('{"id": 1, "text": "one"}\n')
     (folder / "rows.jsonl").write_text('{"id": 1, "text": "one"}\n{"id": 2, "text"\n')
     (folder / "deep.jsonl").write_text('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     (folder / "half.jsonl").write_text('{"text": "\\ud800"}\n')

@@ -142,12 +142,13 @@ def test_a_batch_is_freed_when_it_is_forgotten_and_no_file_stays_open() -> None:
         (batch,) = next(steps)
         assert batch.buffer is not None
         kept.append(weakref.ref(batch.buffer))
+    gc.collect()  # what earlier tests left, which may have files open
     files = len([*Path(f"/proc/{os.getpid()}/fd").iterdir()])
     for _ in range(20):
         (batch,) = next(steps)
     gc.collect()
     assert all(ref() is None for ref in kept)
-    assert len([*Path(f"/proc/{os.getpid()}/fd").iterdir()]) == files
+    assert len([*Path(f"/proc/{os.getpid()}/fd").iterdir()]) <= files
     steps.close()  # type: ignore[attr-defined]
 
 

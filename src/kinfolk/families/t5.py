@@ -19,6 +19,7 @@ from kinfolk.families.base import TOKEN_ID, Family, HuggingFace, Size, json_fiel
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
 from kinfolk.nn.attention import Attention, CrossAttention, select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import mimetic_encoder_decoder_init_
 from kinfolk.nn.language_model import (
     MAX_LAYERS,
     MAX_SIZE,
@@ -35,9 +36,6 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
-
-# Initial biases at distances 1 and 2 with `mimetic_init`; other scores deviate by about 1.
-NEIGHBOR_BIASES = (5.0, 2.5)
 
 
 @config("t5")
@@ -201,24 +199,7 @@ class T5(EncoderDecoder):
             if isinstance(part, RelativePositionBias):
                 part.embedding.weight.normal_(0.0, c.hidden_size**-0.5)
         if c.mimetic_init:
-            self.attend_to_neighbors()
-
-    @torch.no_grad()
-    def attend_to_neighbors(self) -> None:
-        """Start with heads for the tokens before and after, and a decoder that finds its sentinel.
-
-        Without it a small network learns for long that a span follows from itself alone: the path
-        from a sentinel's neighbours to the decoder goes through two attention layers.
-        """
-        bias = self.encoder.position_bias
-        distances = torch.arange(1, 1 + len(NEIGHBOR_BIASES), device="cpu")  # an index on meta, too
-        for distance, value in zip(distances, NEIGHBOR_BIASES, strict=True):
-            bias.embedding.weight[bias.bucket(-distance), 0::2] += value
-            bias.embedding.weight[bias.bucket(distance), 1::2] += value
-        for part in self.modules():
-            if isinstance(part, CrossAttention):
-                key, _ = part.kv_proj.weight.chunk(2)
-                part.q_proj.weight.copy_(key * part.head_dim**-0.5)  # Trockman and Kolter 2023
+            mimetic_encoder_decoder_init_(self, self.encoder.position_bias)
 
 
 def parameters(c: T5Config) -> ParameterMap:
