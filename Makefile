@@ -34,7 +34,7 @@ quickstart: setup
 	rm -rf runs/quickstart
 	$(BIN)/kinfolk quickstart -o runs/quickstart
 
-# All but what is marked slow or gpu: a sample of every kind of check, about eight minutes on two
+# All but what is marked slow or gpu: a sample of every kind of check, about nine minutes on two
 # cores.
 test: setup-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
