@@ -55,6 +55,7 @@ def test_a_family_that_nobody_registered_is_told_how(monkeypatch: pytest.MonkeyP
         ("none.py", "KINFOLK_IMPORT names none.py, which is not a file"),
         ("no_such_module", "cannot be imported (ModuleNotFoundError: No module named"),
         ("{broken}", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("{statistics}", "by the name statistics: rename the file"),
     ],
 )
 def test_what_cannot_be_imported_is_one_sentence(
@@ -62,7 +63,9 @@ def test_what_cannot_be_imported_is_one_sentence(
 ) -> None:
     broken = tmp_path / "broken_extension.py"
     broken.write_text("1 / 0\n")
-    monkeypatch.setenv(VARIABLE, named.format(broken=broken))
+    statistics = tmp_path / "statistics.py"  # a module of Python has this name
+    statistics.write_text("")
+    monkeypatch.setenv(VARIABLE, named.format(broken=broken, statistics=statistics))
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(UserError, match=re.escape(message)):
         import_extensions()

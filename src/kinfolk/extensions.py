@@ -31,9 +31,15 @@ def import_extensions() -> None:
         if is_file:
             sys.path.append(str(path.resolve().parent))
         try:
-            import_module(path.stem if is_file else name)
+            module = import_module(path.stem if is_file else name)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(
                 f"{VARIABLE} names {name}, which cannot be imported ({reason})"
             ) from error
+        origin = getattr(module, "__file__", None)
+        if is_file and (origin is None or Path(origin).resolve() != path.resolve()):
+            raise UserError(
+                f"{VARIABLE} names {name}, but Python imports {origin or 'a module of its own'} by "
+                f"the name {path.stem}: rename the file"
+            )

@@ -1,13 +1,17 @@
 """Kinds of tasks: names, JSON, scores, and which formulation each family has for them."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
 from kinfolk.families import families, family
+from kinfolk.metrics.metric import MeanMetric
 from kinfolk.tasks.classification import Classification
 from kinfolk.tasks.formats.base import parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format
@@ -147,3 +151,29 @@ def test_plain_text_for_an_encoder_names_the_file_as_the_problem() -> None:
     with pytest.raises(UserError, match=message):
         choose_formulation(family("bert"), task_class("lm"), file="notes.txt")
     assert choose_formulation(family("gpt2"), task_class("lm"), file="notes.txt").trains
+
+
+@dataclass(frozen=True)
+class Rows(MeanMetric):
+    """One for every row."""
+
+    name: str = "rows"
+    title: str = "rows"
+
+    def values(self, predictions: Sequence[Any], references: Sequence[Any], /) -> list[float]:
+        return [1.0 for _ in predictions]
+
+
+@pytest.mark.parametrize("name", kinds())
+def test_a_metric_that_a_subclass_adds_is_computed_and_can_come_first(name: str) -> None:
+    cls = kinds()[name]
+    for every in ((Rows(), *cls.all_metrics), (*cls.all_metrics, Rows())):
+        own = type("Own", (cls,), {"all_metrics": every})
+        for labels in ((), ("B-PER", "O"), ("NOUN", "VERB")):
+            task = own(kind=name, labels=labels)
+            found = [metric.name for metric in task.metrics()]
+            assert found.count("rows") == 1, (name, labels)
+            built_in = [metric.name for metric in cls(kind=name, labels=labels).metrics()]
+            assert [metric for metric in found if metric != "rows"] == built_in
+            if every[0] == Rows():
+                assert task.main_metric == "rows"

@@ -1,6 +1,7 @@
 """Classification and regression: one label or one number for a text or a pair of texts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kinfolk.errors import UserError
@@ -90,14 +91,18 @@ class Classification(TextTask):
         return () if row.label is None else (str(row.label),)
 
     def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
-        """Return accuracy, F1 of the positive class, macro F1 and Matthews correlation."""
-        positive = self.positive_label
-        binary = () if positive is None else (BinaryF1(positive_label=positive),)
-        return Accuracy(), *binary, MacroF1(), MatthewsCorrelation()
+        """Return `all_metrics`, with F1 of the positive class where there is one."""
+        found: list[Metric] = []
+        for metric in self.all_metrics:
+            if not isinstance(metric, BinaryF1):
+                found.append(metric)
+            elif self.positive_label is not None:
+                found.append(replace(metric, positive_label=self.positive_label))
+        return tuple(found)
 
     def score_notes(self, rows: Sequence[LabelledText]) -> list[str]:
         """Return the positive class of F1."""
-        if self.positive_label is None:
+        if not any(isinstance(metric, BinaryF1) for metric in self.metrics()):
             return []
         return [f"F1 is of the class {self.positive_label} (--positive-label)"]
 

@@ -1,6 +1,7 @@
 """Span extraction: the answer to a question as a part of its context, as in SQuAD."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kinfolk.metrics.metric import Metric
 from kinfolk.metrics.squad import ExactMatch, SpanF1, best_threshold
@@ -32,8 +33,13 @@ class SpanExtraction(Task):
         return QuestionRow("1", texts[1], texts[0], (), True, 1)
 
     def metrics(self, references: Sequence[Sequence[str]] = ()) -> tuple[Metric, ...]:
-        """Return F1 and exact match by the rules of the language."""
-        return SpanF1(chinese=self.language), ExactMatch(chinese=self.language)
+        """Return `all_metrics`, F1 and exact match by the rules of the language."""
+        return tuple(
+            replace(metric, chinese=self.language)
+            if isinstance(metric, SpanF1 | ExactMatch)
+            else metric
+            for metric in self.all_metrics
+        )
 
     def prompt(self, row: QuestionRow) -> tuple[str, str]:
         """Return the prefix, the question and the context."""

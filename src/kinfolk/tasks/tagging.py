@@ -61,8 +61,8 @@ class Tagging(Task):
 
     @property
     def main_metric(self) -> str:
-        """F1, or accuracy where every word has a class, as with parts of speech."""
-        return self.metric or ("f1" if self.has_outside else "accuracy")
+        """The first metric: F1, or accuracy where every word has a class, as parts of speech do."""
+        return self.metric or self.metrics()[0].name
 
     @property
     def has_outside(self) -> bool:
@@ -70,11 +70,16 @@ class Tagging(Task):
         return not self.labels or "O" in self.labels or has_entity_tags(self.labels)
 
     def metrics(self, references: Sequence[Sequence[str]] = ()) -> tuple[Metric, ...]:
-        """Return F1 and accuracy; tags without a B- or I- prefix are scored by word."""
-        if not self.has_outside and self.metric != "f1":
-            return (TagAccuracy(),)
+        """Return `all_metrics`; F1 of tags without a B- or I- prefix is of words.
+
+        Where every word has a class, F1 of entities is left out unless it is asked for.
+        """
+        if not self.has_outside and self.metric != EntityF1.name:
+            return tuple(m for m in self.all_metrics if not isinstance(m, EntityF1))
         tags = {tag for sentence in (self.labels, *references) for tag in sentence}
-        return EntityF1() if has_entity_tags(sorted(tags)) else WordF1(), TagAccuracy()
+        if has_entity_tags(sorted(tags)):
+            return self.all_metrics
+        return tuple(WordF1() if isinstance(m, EntityF1) else m for m in self.all_metrics)
 
     def score_notes(self, rows: Sequence[TaggedSentence]) -> list[str]:
         """Return what F1 counts where it is not entities."""

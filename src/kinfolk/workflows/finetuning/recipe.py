@@ -86,6 +86,12 @@ class FineTuneRecipe:
             for name, task in self.main_metrics.items()
             if name in metrics
         ]
+        if not values:
+            names = ", ".join(self.main_metrics)
+            raise UserError(
+                f"the metric {names}, which selects the best checkpoint, is not among the scores "
+                f"({', '.join(metrics) or 'none'}): Task.metrics of its kind must return it"
+            )
         return sum(values) / len(values)
 
     def write(self, path: Path) -> None:
