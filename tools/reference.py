@@ -20,6 +20,7 @@ import kinfolk
 from kinfolk import families
 from kinfolk.cli import load_app
 from kinfolk.cli.app import ORDER
+from kinfolk.cli.finetune import FINETUNE_DEFAULTS
 from kinfolk.config import CLASSES, FAMILY_NAMES, FieldInfo, as_text, describe
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.tasks.prefix_config import PrefixConfig
@@ -148,13 +149,11 @@ def settings() -> Iterator[str]:
         "the command line, in Python and in files alike."
     )
     yield from ("", RENEWED, "")
-    yield from (
-        "## train",
-        "",
-        "Of pretraining and fine-tuning; families and sizes have others.",
-        "",
-    )
-    yield from fields("train", TrainConfig)
+    yield from ("## train", "")
+    yield "Of pretraining, where families and sizes have other defaults, and of fine-tuning, where"
+    yield "steps and rate follow [the rows](../tasks.md#default-steps-and-learning-rates)."
+    yield ""
+    yield from fields("train", TrainConfig, finetuning=FINETUNE_DEFAULTS)
     yield from ("## finetune", "", "Of fine-tuning alone.", "")
     yield from fields("finetune", FineTuneConfig)
     yield from ("## objective", "")
@@ -194,15 +193,20 @@ def objectives() -> dict[str, Any]:
 
 
 def fields(
-    path: str, cls: type[Any], declared: Mapping[str, FieldInfo] | None = None
+    path: str,
+    cls: type[Any],
+    declared: Mapping[str, FieldInfo] | None = None,
+    finetuning: Mapping[str, str] | None = None,  # other defaults, in words
 ) -> Iterator[str]:
     """Yield the table of the fields of a config."""
     rows = []
     for name, info in (declared or describe(cls)).items():
         shown = "" if info.default is dataclasses.MISSING else as_text(info.default)
         place = f"{path}.{name}" if path else name
-        rows.append([code(place), code(shown), cell(info.rule), cell(info.help)])
-    yield from table(("field", "default", "value", "meaning"), rows)
+        others = [] if finetuning is None else [cell(finetuning.get(name, ""))]
+        rows.append([code(place), code(shown), *others, cell(info.rule), cell(info.help)])
+    head = ["default"] if finetuning is None else ["default", "in fine-tuning, if another"]
+    yield from table(("field", *head, "value", "meaning"), rows)
 
 
 def first_line(thing: Any) -> str:

@@ -191,7 +191,7 @@ class Batch(Generic[T]):
     inputs: Inputs
     targets: T
     counts: Mapping[str, int]
-    buffer: Tensor | None = None  # in which its tensors lie, where it was made of one
+    buffer: Tensor | None = None  # bytes of which the others are views; None: each has its own
 
     @classmethod
     def in_buffer(cls, layout: "Batch[T]", buffer: Tensor, counts: Mapping[str, int]) -> "Batch[T]":

@@ -157,7 +157,9 @@ class TaskOptions:
     """Options of how the task is solved and scored."""
 
     formulation: str | None = option(
-        "NAME", "head, transformed (GPT-1), text, cloze, features (ELMo) or cross_view (CVT)."
+        "NAME",
+        "head, transformed (GPT-1), concat (ULMFiT), text, cloze, features (ELMo) or cross_view "
+        "(CVT).",
     )
     metric: str | None = option("NAME", "Metric that selects the best checkpoint.")
     positive_label: str | None = option("LABEL", "Positive class of binary F1.")

@@ -79,7 +79,8 @@ def cpu_spec() -> DeviceSpec:
             linear(b, b)
             seconds.append(time.perf_counter() - start)
         speeds[dtype] = 2 * MATRIX**3 / min(seconds)
-    title = f"CPU of this machine, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    title = f"CPU of this machine, {threads} thread{'s' * (threads > 1)}"
     return DeviceSpec(
         CPU, title, speeds[torch.bfloat16], speeds[torch.float32], available_memory(), None
     )
