@@ -1,6 +1,7 @@
 """A batch in one buffer: the same tensors, moved by one copy."""
 
 from collections import Counter
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,15 @@ from torch import Tensor
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, SegmentMemory, TokenTargets, tree_map
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
-from kinfolk.tensor_tree import ALIGNMENT, Place, lay_out, start_in, tensor_leaves
+from kinfolk.tensor_tree import (
+    ALIGNMENT,
+    BufferTensors,
+    Place,
+    lay_out,
+    start_in,
+    tensor_leaves,
+    write_buffer,
+)
 from support.contracts import documents, equal, modules, objective, short
 
 
@@ -121,3 +130,22 @@ def test_a_batch_that_was_changed_moves_as_it_is() -> None:
     ).to("cpu", copy=True)
     assert moved.inputs.input_ids.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert moved.targets.labels.tolist() == [4]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A tensor whose shape is checked when the dataclass is made."""
+
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        assert self.labels.ndim == 2
+
+
+def test_a_dataclass_that_checks_its_tensors_lies_in_a_buffer() -> None:
+    tree = Checked(torch.arange(6).view(2, 3))
+    layout, tensors, size = lay_out(tree)
+    buffer = torch.empty(size, dtype=torch.uint8)
+    write_buffer(tensors, buffer)
+    read = tree_map(layout, BufferTensors(buffer), Place)
+    assert torch.equal(read.labels, tree.labels)

@@ -9,7 +9,9 @@ tensor. The layout gives the tree of the tensors that lie in a buffer.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -26,19 +28,41 @@ def tree_fields(value: Any) -> Any:
 
     What `dataclasses.fields` reads, in less time: every step walks some trees.
     """
-    return getattr(type(value), "__dataclass_fields__", ())
+    cls: Any = type(value)
+    return field_names(cls)
 
 
-def tree_map(value: T, change: Callable[[Any], Any], leaf: type = Tensor) -> T:
-    """Change every tensor in a tree of dataclasses, or every leaf of another type."""
+@cache
+def field_names(cls: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass."""
+    return tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
+
+
+def tree_map(
+    value: T, change: Callable[[Any], Any], leaf: type = Tensor, *, checked: bool = True
+) -> T:
+    """Change every tensor in a tree of dataclasses, or every leaf of another type.
+
+    Dataclasses check the new fields, unless these are other things than the leaves were.
+    """
     if isinstance(value, leaf):
         return change(value)
     changes = {}
     for name in tree_fields(value):
         old = getattr(value, name)
-        if old is not None and (new := tree_map(old, change, leaf)) is not old:
+        if old is not None and (new := tree_map(old, change, leaf, checked=checked)) is not old:
             changes[name] = new
-    return replace(value, **changes) if changes else value  # type: ignore[type-var]
+    if not changes:
+        return value
+    return (replace if checked else with_unchecked)(value, **changes)  # type: ignore[type-var]
+
+
+def with_unchecked(value: T, **changes: Any) -> T:
+    """Return a dataclass with other fields, which it does not check."""
+    new = copy(value)
+    for name, field in changes.items():
+        object.__setattr__(new, name, field)  # also of a frozen one
+    return new
 
 
 def tensor_leaves(value: Any, leaf: type = Tensor) -> list[Any]:
@@ -89,7 +113,7 @@ def lay_out(tree: T) -> tuple[T, dict[Place, Tensor], int]:
             size += -(-tensor.numel() * tensor.itemsize // ALIGNMENT) * ALIGNMENT
         return found[id(tensor)]
 
-    return tree_map(tree, place), tensors, size
+    return tree_map(tree, place, checked=False), tensors, size
 
 
 class BufferTensors:

@@ -12,6 +12,7 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import Columns, FileSpec, ReadReport, parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import (
     LabelledText,
     MultipleChoiceRow,
@@ -470,6 +471,42 @@ def test_rows_without_a_label_do_not_hide_the_column_of_labels(tmp_path: Path) -
     assert guessed(path) == ("classify", "评论内容,品类", True)
     with pytest.raises(UserError, match=r"the label in line 12 of .* \(品类\) is empty"):
         list(read_rows(path, detect_format(path)))
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        ("怎么开户\t问题", "问题 投诉"),
+        ("东西非常不错\t情感", "情感 主题"),
+        ("how do I open it\tquestion", "question complaint"),
+    ],
+)
+def test_a_label_that_is_a_usual_name_of_a_column_is_no_header(
+    tmp_path: Path, first: str, others: str
+) -> None:
+    labels = others.split()
+    rows = [f"the {n}th of many texts that are about something\t{labels[n % 2]}" for n in range(60)]
+    path = file(tmp_path, "a.tsv", first, *rows)
+    assert guessed(path) == ("classify", "1,2", False)
+    assert len(list(read_rows(path, detect_format(path)))) == 61
+
+
+def test_a_file_sorted_by_label_may_begin_with_a_label_of_its_own(tmp_path: Path) -> None:
+    rows = [
+        f"the {n}th of many texts that are about something\t{label}"
+        for label in ("praise", "doubt")
+        for n in range(60)
+    ]
+    path = file(tmp_path, "a.tsv", "lost it\tabuse", *rows)
+    assert guessed(path) == ("classify", "1,2", False)
+
+
+def test_semicolons_in_texts_are_not_those_between_columns(tmp_path: Path) -> None:
+    rows = [f'"Dear sir; I write\nabout bill {n}; it is wrong",{"ab"[n % 2]}' for n in range(21)]
+    path = file(tmp_path, "a.csv", *rows)
+    assert len(list(read_rows(path, detect_format(path)))) == 21
+    entities = file(tmp_path, "b.csv", *[f"the &amp; of {n} rows and of others" for n in range(9)])
+    LabelledFile(entities).check_commas()
 
 
 def test_semicolons_are_seen_where_texts_hold_commas(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kinfolk.tensor_tree import start_in, tensor_leaves
 from kinfolk.training import loader
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.distributed import Processes
-from kinfolk.training.loader import SLOTS, WithTexts, data_loader
+from kinfolk.training.loader import SLOTS, WithTexts, data_loader, is_lost_worker, read_slots
 from support.contracts import documents, equal, modules, objective, short
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked")
@@ -169,3 +169,17 @@ def test_for_a_device_each_batch_is_one_pinned_buffer(
     for number, (batch,) in enumerate(islice(steps, 5)):
         assert numbers([[batch]]) == [[number]]
         assert batch.buffer is pinned[-1] and len(pinned) == number + 1
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), EOFError(), FileNotFoundError()])
+def test_a_worker_that_ends_while_it_sends_is_a_lost_worker(error: Exception) -> None:
+    def sent(error: Exception) -> Iterator[Any]:
+        raise error
+        yield
+
+    with pytest.raises(RuntimeError) as found:
+        next(read_slots(sent(error), False))
+    assert is_lost_worker(found.value)
+    of_the_data = FileNotFoundError("Caught FileNotFoundError in DataLoader worker process 0.")
+    with pytest.raises(FileNotFoundError):
+        next(read_slots(sent(of_the_data), False))

@@ -21,7 +21,10 @@ def texts_of_rows(
         except UserError as error:
             if not source.path.is_file():  # the standard input may wait for its next line
                 raise
-            raise _all_faults(error, source, rows, text_of) from error
+            found = _all_faults(error, source, rows, text_of)
+            if found is error:
+                raise
+            raise found from error
         yield text
 
 

@@ -39,8 +39,10 @@ class _UnsetWeights(TorchFunctionMode):
             weight: Tensor = args[0] if args else kwargs["tensor"]
             if weight.is_meta:
                 return weight
-        if func is torch.randn_like and args[0].is_meta:
-            return args[0].new_empty(args[0].shape)
+        if func is torch.randn_like:
+            like: Tensor = args[0] if args else kwargs["input"]
+            if like.is_meta:
+                return like.new_empty(like.shape, dtype=kwargs.get("dtype"))
         return func(*args, **kwargs)
 
 

@@ -102,10 +102,28 @@ def read_layout(layout: bytes) -> Any:
     return pickle.loads(layout)
 
 
+def received(written: Iterable[WrittenBatch]) -> Iterator[WrittenBatch]:
+    """Yield what workers send; a worker that ends while it sends is lost as one that ends before.
+
+    Errors of the data set itself have the type that they had in the worker.
+    """
+    parts = iter(written)
+    while True:
+        try:
+            part = next(parts)
+        except StopIteration:
+            return
+        except (ConnectionError, EOFError, FileNotFoundError) as error:
+            if str(error).startswith("Caught "):
+                raise
+            raise RuntimeError(f"DataLoader worker (pid unknown) ended: {error!r}") from error
+        yield part
+
+
 def read_slots(written: Iterable[WrittenBatch], pinned: bool) -> Iterator[Batch[Any]]:
     """Copy each batch out of its slot, to pinned memory if its tensors go to a device."""
     slots: dict[tuple[int, int], Tensor] = {}
-    for part in written:
+    for part in received(written):
         if part.memory is not None:
             slots[part.slot] = part.memory
         slot = slots[part.slot]

@@ -71,7 +71,7 @@ def recipe_family(folder: Path) -> str | None:
     if isinstance(model, dict) and isinstance(model.get("backbone"), dict):
         model = model["backbone"]
     name = model.get("type") if isinstance(model, dict) else None
-    return name if name in index() else None
+    return name if isinstance(name, str) and name in index() else None
 
 
 def recipe_values(folder: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ MAX_INTEGER_CLASSES = 20  # more distinct integers are a score, not classes
 MAX_LABEL_CHARS = 40
 MAX_FIELDS_SHOWN = 12  # in one message
 MAX_NAME_CHARS = 20  # of a column, where its name is not a known one
-MIN_ROWS_BELOW = 10  # below such a header
+MIN_ROWS_BELOW = 20  # below such a header
 MAX_SHARE_OF_SINGLES = 0.02  # of labels that occur once: the next row may well have a new one
 NOT_IN_NAMES = re.compile(r"[,.;:!?\"，。；：！？、“”…]")
 
@@ -301,7 +302,7 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
     if len(names) < len(first) or any(_number(name) is not None for name in first):
         return False
     if names & known:
-        return short
+        return short and not _recurs(first, rest)
     columns = [[row[n] for row in rest if n < len(row)] for n in range(len(first))]
     if any(values and all(_number(v) is not None for v in values) for values in columns):
         return True
@@ -322,8 +323,31 @@ def are_names_above(first: Sequence[str], columns: Sequence[Sequence[str]]) -> b
     labels = [n for n, values in enumerate(columns) if n not in texts and label_rank(values) == 2]
     if not texts or not labels:
         return False
+    if any(_comes_in_runs(columns[n]) for n in labels):
+        return False
     above_texts = all(_is_shorter(names[n], columns[n]) for n in texts)
     return above_texts and all(_is_new_label(names[n], columns[n]) for n in labels)
+
+
+def _recurs(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Return whether a cell of the first row is in its column again, as a label is.
+
+    Files that were joined repeat their header as a whole.
+    """
+    names = [name.strip() for name in first]
+    others = (row for row in rest if list(row) != list(first))
+    return any(
+        name and name == cell.strip()
+        for row in others
+        for name, cell in zip(names, row, strict=False)  # short rows are refused later
+    )
+
+
+def _comes_in_runs(labels: Sequence[str]) -> bool:
+    """Return whether rows are sorted by their label, so that any may begin with a new one."""
+    found = [label.strip() for label in labels]
+    changes = sum(one != other for one, other in pairwise(found))
+    return changes == len(set(found)) - 1
 
 
 def _is_shorter(name: str, texts: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
 """A labelled file that is opened once, and checked access to the fields of JSON records."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -21,6 +22,7 @@ from kinfolk.data.files import (
 from kinfolk.errors import UserError
 
 NumberedRecord: TypeAlias = tuple[int, Any]  # a line or record number, from 1, and its JSON value
+HTML_ENTITY = re.compile(r"&#?\w+;")  # of text from web pages
 SAMPLE_ROWS = 2000  # lines, table rows or records from which the format is detected
 
 
@@ -124,13 +126,21 @@ class LabelledFile:
         self.check_commas()
         return [cells for _, cells in islice(self.cells(), SAMPLE_ROWS)]
 
+    @property
+    def begins_with_columns(self) -> bool:
+        """Whether the first row of a table has several cells, which may go over several lines."""
+        try:
+            return any(len(cells) > 1 for _, cells in islice(self.cells(), 1))
+        except UserError:
+            return False
+
     def check_commas(self) -> None:
         """Refuse a .csv file whose columns are separated by semicolons or tabs.
 
-        Its first line has them and no comma, and most lines have them; texts may hold commas.
+        Its first row has no columns by commas, and most lines have them; texts may hold commas.
         """
-        lines = [line for line in self.sample_lines if line.strip()]
-        if self.suffix != ".csv" or len(lines) < 2 or "," in lines[0]:
+        lines = [HTML_ENTITY.sub("", line) for line in self.sample_lines if line.strip()]
+        if self.suffix != ".csv" or len(lines) < 2 or "," in lines[0] or self.begins_with_columns:
             return
         for name, separator in (("semicolons", ";"), ("tabs", "\t")):
             if separator in lines[0] and 2 * sum(separator in line for line in lines) > len(lines):
