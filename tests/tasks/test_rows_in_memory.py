@@ -71,3 +71,18 @@ def test_a_table_is_no_list_of_texts(kind: str) -> None:
         kinfolk.embed("no-model", ["a", None])  # type: ignore[list-item]
     with pytest.raises(UserError, match="texts is of type int: pass a list of texts"):
         kinfolk.embed("no-model", 3)  # type: ignore[arg-type]
+
+
+def test_rows_of_polars_are_read_as_those_of_pandas() -> None:
+    rows = [{"text": "a fine film", "label": "good"}, {"text": "a dull one", "label": "bad"}]
+
+    class Frame:
+        """What records_of reads of a polars.DataFrame."""
+
+        def to_dict(self, *, as_series: bool = True) -> dict[str, list[str]]:
+            return {name: [row[name] for row in rows] for name in ("text", "label")}
+
+        def to_dicts(self) -> list[dict[str, str]]:
+            return rows
+
+    assert records_of(Frame(), "the training rows") == rows

@@ -28,6 +28,14 @@ class HubDataset(Protocol):
 
 
 @runtime_checkable
+class PolarsFrame(Protocol):
+    """A table of polars."""
+
+    def to_dicts(self) -> Any:
+        """Return a dictionary for each row."""
+
+
+@runtime_checkable
 class ClassLabel(Protocol):
     """A feature of a dataset whose values are the indices of names."""
 
@@ -57,6 +65,8 @@ def records_of(rows: object, name: str) -> Sequence[Mapping[str, Any]]:
     records: Any = rows
     if isinstance(rows, Column):
         records = rows.tolist()
+    elif isinstance(rows, PolarsFrame):
+        records = rows.to_dicts()
     elif is_table(rows):
         records = (
             _dataset_records(rows) if isinstance(rows, HubDataset) else rows.to_dict("records")
